@@ -14,9 +14,7 @@ depends on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain, product
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,7 +29,6 @@ from kvt.bench.measure import timed
 from kvt.bench.table import number
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
-from kvt.run.graphs import graph_decoding
 from kvt.system.quoting import markdown_table
 from kvt.tasks import CharacterTask, TranslationTask
 from kvt.tasks.base import Task
@@ -129,27 +126,6 @@ def compiled(attn: str) -> Iterator[Case]:
     ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
     ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
     yield text("batch 1, 63 tokens, compiled", ours, partial(paper_sample, papers), 1, 63)
-
-
-def graphed(attn: str, device: torch.device) -> Iterator[Case]:
-    """Within the window and beyond it, as CUDA graphs; if transformers is there, beside its static cache, too."""
-    eager, papers = both(CharacterTask, CHARACTERS, attn, device)
-    graph_decoding(ours := deepcopy(eager))
-    for batch, tokens in ((1, 63), (64, 63), (1, 500)):
-        how = f"batch {batch}, {tokens} tokens, graphs", ours, partial(paper_sample, papers), batch, tokens
-        case, expected = text(*how), text(how[0], eager, *how[2:]).ours()
-        yield case._replace(ours=partial(equal, case.ours, expected))
-    if find_spec("transformers"):
-        theirs, write = gpt2(**SIZE, cache="static")
-        theirs.to(device)
-        yield text("batch 1, 63 tokens, graphs, GPT-2 of transformers, static cache", ours, write, 1, 63)
-
-
-def equal(write: Callable[[], Text], expected: Text) -> Text:
-    """Write a text; raise RuntimeError if it is not the one that is expected."""
-    if not torch.equal(torch.as_tensor(written := write()), torch.as_tensor(expected)):
-        raise RuntimeError("its graphs write another text")
-    return written
 
 
 def libraries(attn: str) -> Iterator[Case]:

@@ -5,13 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
-from typing import Any
 
 import decoding
 import torch
@@ -34,12 +32,8 @@ def processes(setting: Setting) -> Iterator[Case]:
     runs = read_grid("table2", scale_of(setting)).runs
     if setting.on_gpu:
         runs = tuple(run for run in runs if CELL.items() <= run.settings.items())
-    ways: list[tuple[int, Any]] = (
-        [(1, False), (4, False), (16, False), (16, "graph")] if setting.on_gpu else [(2, False)]
-    )
-    for count, compiled in ways:
-        chosen = [replace(run, config=replace(run.config, compile=compiled)) for run in runs[:count]]
-        yield Case((str(count), compiled or "no"), partial(runs_an_hour, chosen))
+    for count in (1, 4, 16, 32) if setting.on_gpu else (2,):
+        yield Case((str(count),), partial(runs_an_hour, runs[:count]))
 
 
 def runs_an_hour(runs: Sequence[Run]) -> list[str]:
@@ -58,8 +52,8 @@ def runs_an_hour(runs: Sequence[Run]) -> list[str]:
 
 PROCESSES = Part(
     """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits), so many at once on one GPU, each in a process,
-    started together: until the last has ended. Compiled: as `--compile graph`.""",
-    ("processes", "compiled", "seconds", "runs an hour"),
+    started together: until the last has ended.""",
+    ("processes", "seconds", "runs an hour"),
     processes,
     share=14,
 )
@@ -68,17 +62,16 @@ PROCESSES = Part(
 def texts(setting: Setting) -> Iterator[Case]:
     torch.manual_seed(0)
     device = torch.device(setting.device)
-    ways = [*decoding.PARTS.items(), *([("characters", decoding.graphed)] if setting.on_gpu else [])]
-    for (part, write), attn in product(ways, ["kv", "kv+pos"] if setting.on_gpu else ["kv"]):
-        for case in write(attn, device):
+    for part, attn in product(decoding.PARTS, ["kv", "kv+pos"] if setting.on_gpu else ["kv"]):
+        for case in decoding.PARTS[part](attn, device):
             yield Case((part, attn, case.name), lambda case=case: decoding.row(case, 1)[1:])  # type: ignore[misc]
             if not setting.on_gpu:
                 break
 
 
 DECODING = Part(
-    """Tokens per second of writing text, as benchmarks/decoding.py describes it; one round. *graphs*: as `kvt generate
-    --compile graph`. Theirs is the paper's form, unless a row names another.""",
+    """Tokens per second of writing text, as benchmarks/decoding.py describes it; one round. Theirs is the paper's
+    form.""",
     ("text", "attention", "how", "kvt, tokens/s", "theirs, tokens/s", "times as fast"),
     texts,
     share=8,
@@ -101,8 +94,8 @@ def recorded(setting: Setting) -> list[str]:
     """Make runs of Table 2 until time is up, by as many processes as made most an hour; record them each minute."""
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report
-    eager = [row for row in setting.rows.get("processes", ()) if row[1] == "no" and row[-1].isdecimal()]
-    workers = max(eager, key=lambda row: int(row[-1]), default=("1",))[0]
+    measured = [row for row in setting.rows.get("processes", ()) if row[-1].isdecimal()]
+    workers = max(measured, key=lambda row: int(row[-1]), default=("1",))[0]
     command = [sys.executable, "-m", "kvt", "study", "run", "table2", "--scale", grid.scale, "--workers", workers]
     command += ["--folder", str(RUNS), *(["--from", str(record)] if (record / MANIFEST).exists() else [])]
     with subprocess.Popen(command, cwd=CHECKOUT) as study:

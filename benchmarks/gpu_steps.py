@@ -1,8 +1,8 @@
 """Training steps on a GPU: their time, kernel launches, and waits of the CPU for the GPU.
 
 A step is a batch from the loader, augmentation, forward, backward, Adam and running means: what `kvt fit` does, except
-for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, and two compiled and as CUDA
-graphs (`--compile graph`), too. The tables have:
+for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, and two compiled, too. The tables
+have:
 
 * images or tokens per second; *peak*: FLOPs of the matrix products of a step, as a share of what one large product of
   the same type reaches on this GPU;
@@ -26,7 +26,6 @@ from kvt.bench.measure import count_flops, peak_bytes, timed
 from kvt.bench.table import number
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.run.graphs import graph_model
 from kvt.run.run import compile_model
 from kvt.tasks import CharacterTask, ImageTask, ListTask, TranslationTask
 from kvt.tasks.base import Task, make_optimizer
@@ -153,10 +152,8 @@ def measure(
     if compiled == "yes":
         torch.compiler.reset()  # it compiles a class for a few models only, and leaves later ones as they are
         compile_model(case.task, device)
-    elif compiled == "graph":
-        graph_model(case.task.model)
-    for _ in range(PROFILED if compiled != "no" else 0):
-        step()  # compiles
+        for _ in range(PROFILED):
+            step()  # compiles
     seconds = seconds_of(step, repeats)
     kernels, waits = events(step, device)
     predictions = int(case.task.num_predictions(next(iter(case.loader))))
@@ -170,7 +167,7 @@ def measure(
 def training_steps(setting: Setting) -> Iterator[Case]:
     device, repeats, shrink = torch.device(setting.device), *((7, 1) if setting.on_gpu else (1, 16))
     attentions = ("qkv", "kv", "kv+pos") if setting.on_gpu else ("kv+pos",)
-    for task, compiled, kind, attn in product(TASKS, ("no", "yes", "graph"), TYPES, attentions):
+    for task, compiled, kind, attn in product(TASKS, ("no", "yes"), TYPES, attentions):
         # to compile one takes half a minute, and batches of many lengths do not suit
         worth = setting.on_gpu and task in ("CIFAR", "lists") and (attn, kind) == ("kv+pos", "bfloat16")
         if compiled == "no" or worth:

@@ -70,13 +70,8 @@ def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int,
     )
 
 
-def gpt2(
-    *, symbols: int, window: int, dim: int, depth: int, heads: int, cache: str | None = None
-) -> tuple[nn.Module, Write]:
-    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head.
-
-    With the cache "static" it compiles its step on a GPU, into CUDA graphs.
-    """
+def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
+    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings: dict[str, Any] = {
@@ -87,7 +82,7 @@ def gpt2(
     model = GPT2LMHeadModel(GPT2Config(**settings)).eval()
 
     def write(prompt: Tensor, tokens: int) -> Tensor:
-        how = {"max_new_tokens": tokens, "do_sample": False, "cache_implementation": cache}
+        how = {"max_new_tokens": tokens, "do_sample": False}
         text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
         return text[:, prompt.shape[1] :]
 

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from kvt.reports.comparisons import NEARLY, by_seed
 from kvt.reports.figures import (
     FONT,
     PUBLISHED,
@@ -29,7 +30,7 @@ from kvt.reports.figures import (
     line_styles,
 )
 from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
-from kvt.reports.tables import NEARLY, Table, by_seed
+from kvt.reports.tables import Table
 from kvt.system.files import write_atomically
 from kvt.tasks.metrics import Metric
 

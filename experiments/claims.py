@@ -19,18 +19,12 @@ import pandas as pd
 
 from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
+from kvt.reports.comparisons import Compared, finite
 from kvt.reports.names import in_words, label, metric_of
 from kvt.reports.results import measure
 from kvt.reports.statistics import compare, verdict
-from kvt.reports.tables import (
-    Table,
-    counts_of,
-    difference_of,
-    finite,
-    interval_of,
-    pair_of,
-    verdict_in_words,
-)
+from kvt.reports.tables import Table
+from kvt.reports.text import counts_of, difference_of, interval_of, pair_of, verdict_in_words
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import MANIFEST, find_outcomes, read_record
@@ -128,7 +122,7 @@ class Record(NamedTuple):
     rows: pd.DataFrame  # finished runs of a grid, or sizes of a layer
     grid: Grid | None = None
     tables: Sequence[Table] = ()
-    lines: pd.DataFrame = pd.DataFrame()  # the comparisons of its report
+    lines: Sequence[Compared] = ()  # the comparisons of its report
     made: Sequence[Run] = ()  # of the grid, of a sweep all
     wanted: int = 0  # how many runs the grid has
     seconds: float = 0.0  # of those that were made
@@ -235,14 +229,14 @@ def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[
     return Evidence(f"{column}, {title}{less}: {'; '.join(texts)}", _verdict(found, words, claimed), size)
 
 
-def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> list[Any]:
+def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> list[Compared]:
     """Return the comparisons of a pair in a column, or pool, of the tables of a metric."""
-    tables = [number for number, table in enumerate(record.tables) if table.metric == metric]
-    lines = record.lines[record.lines.table.isin(tables) & (record.lines.column == column)]
-    return [*lines[(lines.attention == pair[0]) & (lines.baseline == pair[1])].itertuples()]
+    asked = (column, *pair)
+    lines = [one for one in record.lines if (one.column, one.attention, one.baseline) == asked]
+    return [one for one in lines if record.tables[one.table].metric == metric]
 
 
-def _verdict(lines: Sequence[Any], words: Sequence[str], claimed: str) -> str:
+def _verdict(lines: Sequence[Compared], words: Sequence[str], claimed: str) -> str:
     if all(line.verdict == claimed for line in lines):
         return "holds"
     contrary = {"better", "worse", "as good"} - {claimed}

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.images import open_images
-from kvt.run.pictures import AttentionMaps
+from kvt.run.pictures import Shown
 from kvt.system import hardware
 from kvt.system.console import run
 from kvt.tasks.anomaly import BackboneFeatures
@@ -60,7 +60,7 @@ def pictures() -> None:
 def no_pictures(request, monkeypatch):
     """Runs draw none in other tests: they take ten times as long as the training of so small a model."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(AttentionMaps, "show", lambda *_: None)
+        monkeypatch.setattr(Shown, "show_maps", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

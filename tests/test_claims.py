@@ -20,8 +20,9 @@ from claims import (
     write_claims,
 )
 
+from kvt.reports.comparisons import comparisons
 from kvt.reports.names import metric_of
-from kvt.reports.tables import Table, comparisons, tables_of
+from kvt.reports.tables import Table, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State
 from kvt.system.files import read_yaml

@@ -20,9 +20,9 @@ from kvt.grids.cache import cache_bytes
 from kvt.grids.cache import costs as costs_of_cache
 from kvt.grids.cycles import add_cycles, level, longer_cycles, stands
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
+from kvt.reports.comparisons import NEARLY, steps_to_ceiling
 from kvt.reports.names import label
 from kvt.reports.statistics import compare
-from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Run, read_grid
 from tests.conftest import REPOSITORY
 
@@ -54,6 +54,15 @@ def line(record: str, column: str, attention: str, baseline: str = "qkv", table:
     asked = (lines.table == table, lines.column == column, lines.attention == attention, lines.baseline == baseline)
     [found] = lines[np.logical_and.reduce(asked)].itertuples()
     return found
+
+
+def gap_on_characters(step: int, dim: int) -> float:
+    """Return KV's validation loss less QKV's after so many steps: the mean over settings of the means over seeds."""
+    histories = pd.read_csv(RESULTS / "figure5-laptop" / "histories.csv.gz")
+    losses = histories[histories.step == step].dropna(subset="val/loss").set_index("name")["val/loss"]
+    runs = chosen("figure5-laptop", "qkv", "kv", dim=dim)
+    runs = runs.assign(loss=runs.name.map(losses)).pivot(index=["setting", "seed"], columns="attention", values="loss")
+    return float((runs["kv"] - runs["qkv"]).groupby("setting").mean().mean())
 
 
 def behind(*where) -> list[float]:
@@ -119,6 +128,11 @@ def findings() -> Told:
         for steps in ("1,000", "10,000")
     ]
     yield "from {} after 1,000 steps to {} after 10,000", shrinks
+    yield (
+        "{} nats after 200 steps, {} after 600 and {} after 1,000",
+        [gap_on_characters(step, dim=64) for step in (200, 600, 1000)],
+    )
+    yield "{} nats after 300 steps and {} after 400", [gap_on_characters(step, dim=192) for step in (300, 400)]
     kv, q_kv = (line("recall-workstation", "64 symbols, 4 pairs", name) for name in ("kv", "q-kv"))
     text = "KV finds them in {} of {} models, QKV in {} of {}, keys that are also values (Q≠K=V) in {} of {};"
     yield text, [kv.solved, kv.pairs, kv.solved_by_baseline, kv.pairs, q_kv.solved, q_kv.pairs]

@@ -237,7 +237,7 @@ class Attention(nn.Module):
             remedy = "override attention_weights with the map it stands for, as docs/guides/attention.md shows"
             raise UserError(f"{type(self).__name__} overrides attend, but has no map: {remedy}")
         context = other_sequence(x, context, key_value)
-        q, k, _ = self._heads(x, context, copy(cache), key_value)
+        q, k, _ = self._heads(x, context, cache and copy(cache), key_value)
         return self._map(q, k, self._mask(q, k, mask, bias), causal, self.attend_self or context is not None)
 
     def scores(

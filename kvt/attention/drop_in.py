@@ -1,7 +1,6 @@
 """Attention with the interface of `torch.nn.MultiheadAttention`."""
 
 from functools import partial
-from itertools import combinations
 from typing import Any, Never
 
 import torch
@@ -15,6 +14,7 @@ from kvt.attention.scores import ScaledDot
 from kvt.system.errors import UserError
 
 INPUTS = ("query", "key", "value")
+PAIRS = ((0, 1), (0, 2), (1, 2))  # of inputs; torch.compile of torch 2.11 cannot trace itertools.combinations
 
 
 class _NotAWeight:
@@ -226,9 +226,10 @@ class MultiheadAttention(nn.Module):
             return {}
         layer, inputs = self.attention, (x, key, value)
         if isinstance(layer, Attention) and not self._has_own_forward:
-            for (i, first), (j, second) in combinations(enumerate(INPUTS), 2):
+            for i, j in PAIRS:
                 if layer.projections[i] == layer.projections[j] and _equal(inputs[i], inputs[j]) is False:
-                    shared = f"attn {self.attn!r} has one projection for {first} and {second}, which must be equal"
+                    both = f"{INPUTS[i]} and {INPUTS[j]}"
+                    shared = f"attn {self.attn!r} has one projection for {both}, which must be equal"
                     raise UserError(f"{shared}: use QKV, attn='qkv'")
             given: dict[str, Any] = {"key_value": (key, value)}
             needs_self = layer.rotary.channels or not layer.attend_self

@@ -82,7 +82,6 @@ def generate(
     stop: str | None = None,
     num_samples: int = 1,
     seed: int = 0,
-    compile: str | None = None,
     attn: str | None = None,
     model: str | None = None,
 ) -> None:
@@ -99,24 +98,17 @@ def generate(
             a model of language ends the document.
         num_samples: how many texts, with a line --- between them; the first is that of one alone.
         seed: seed of the random numbers.
-        compile: graph: CUDA graphs, on a GPU, one for each number of symbols in the window, captured when a text first
-            comes to it: for several long samples, and confirmed by no GPU yet.
         attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
             you name it too, for that runs its code.
         model: likewise a task of your own, my_task.MyTask.
     """
     with quick_imports():
-        from kvt.run.graphs import graph_decoding
         from kvt.run.load_checkpoint import Checkpoint
         from kvt.tasks.language import LanguageTask
 
     require_positive(num_samples=num_samples)
-    if compile not in (None, "graph"):
-        raise unknown("--compile", compile, ["graph"])
     # not tuned: of a single row, torch's own products are twice as fast as those of training
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
-    if compile:
-        graph_decoding(task.model)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for number in range(num_samples):
         if number:

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
+from kvt.reports.comparisons import NEARLY, steps_to_ceiling
 from kvt.reports.figures import POINTS, STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
-from kvt.reports.tables import NEARLY, steps_to_ceiling
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import thinned
 from kvt.system.quoting import Markdown, markdown_table

@@ -18,8 +18,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.attention import ATTENTION
+from kvt.reports.comparisons import Cell, cells_of, finished, finite
 from kvt.reports.names import STAGES, in_words, label
-from kvt.reports.tables import Table, cells_of, finished, finite
+from kvt.reports.tables import Table
 from kvt.study.outcomes import thinned
 from kvt.system.errors import UserError
 from kvt.tasks.metrics import Metric
@@ -159,7 +160,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Published means are
     diamonds, under the right names of their columns. Columns and attentions without a value are left out.
     """
-    cells = cells_of(results, table).dropna(subset="mean")
+    cells = pd.DataFrame(cells_of(results, table), columns=Cell._fields).dropna(subset="mean")
     if not len(cells):
         return None
     columns, mean = [*cells.column.unique()], cells["mean"]
@@ -185,7 +186,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
         for style in chosen.values()
     ]
     keys.append(Line2D([], [], **RUN, label="a run"))
-    if "published_mean" in cells and cells.published_mean.notna().any():
+    if cells.published_mean.notna().any():
         axes.plot(cells.place, cells.published_mean, **PUBLISHED)
         keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
     names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]

@@ -1,34 +1,36 @@
 """The forest plot, the main figure of a study: differences of attentions, their intervals and the margin."""
 
+from collections.abc import Sequence
 from math import isfinite
 
 import numpy as np
-import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from kvt.reports.comparisons import CEILING, Compared
 from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
-from kvt.reports.tables import CEILING, Table, pair_of, verdict_in_words
+from kvt.reports.tables import Table
+from kvt.reports.text import pair_of, verdict_in_words
 
 FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
 
 
 @rc_context(STYLE)
-def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
+def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
     """Draw the forest plot: for each comparison of a table its difference and interval, in points.
 
     Left out are comparisons at the ceiling and shares of solved runs. An interval that leaves the picture ends in an
     arrow: the axis is as wide as the differences need. Return None if there are no comparisons.
     """
-    shown = compared[(compared.verdict != CEILING) & compared.solved.isna()]
-    if not len(shown):
+    shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
+    if not shown:
         return None
-    chosen = line_styles([first, *compared.attention])
-    begins = ~shown.column.duplicated()
-    places = np.arange(len(shown)) + 0.6 * (begins.cumsum().to_numpy() - 1)
+    chosen = line_styles([first, *(one.attention for one in compared)])
+    begins = [not n or shown[n - 1].column != one.column for n, one in enumerate(shown)]
+    places = np.arange(len(shown)) + 0.6 * (np.cumsum(begins) - 1)
     figure = Figure(figsize=(WIDTH, 0.75 + 0.19 * (places[-1] + 1)))
     axes = figure.subplots()
     limit_ticks(axes, 5)
@@ -36,8 +38,8 @@ def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
     axes.axvspan(-table.margin, table.margin, color="0.9", zorder=0)
     axes.axvline(0, color="0.5", linewidth=0.6)
     point = table.kind.point
-    edge = 2.5 * max(abs(shown.difference).max() / point, table.margin)
-    for one, y in zip(shown.itertuples(), places, strict=True):
+    edge = 2.5 * max(*(abs(one.difference) / point for one in shown), table.margin)
+    for one, y in zip(shown, places, strict=True):
         colour, value = chosen[one.attention].colour, one.difference / point
         if isfinite(one.low):
             ends = np.clip([one.low / point, one.high / point], -edge, edge)
@@ -49,9 +51,10 @@ def forest(compared: pd.DataFrame, table: Table, first: str) -> Figure | None:
         axes.plot([value], [y], "o", color=colour, markersize=4.5, markerfacecolor=inside)
         words = f" {verdict_in_words(one, table.kind)}"
         axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), va="center")
-    columns = shown.column.str.replace("_", " ") + ":   "
-    pairs = [label(one.attention) if one.baseline == first else pair_of(one) for one in shown.itertuples()]
-    names = columns.where(begins, "") + pairs
+    names = []
+    for one, is_first in zip(shown, begins, strict=True):
+        pair = label(one.attention) if one.baseline == first else pair_of(one)
+        names.append(f"{one.column.replace('_', ' ')}:   {pair}" if is_first else pair)
     axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.7, -0.7)

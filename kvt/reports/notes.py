@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvt.reports.comparisons import finished, untried
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
-from kvt.reports.tables import finished, untried
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import FAULTY, TERMINAL, State, tally
 from kvt.system.quoting import Markdown, markdown_table

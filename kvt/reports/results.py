@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from kvt.reports.best_of import best_of
-from kvt.reports.tables import Table, comparisons, tables_of, with_means
+from kvt.reports.comparisons import Compared, comparisons, with_means
+from kvt.reports.tables import Table, tables_of
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes, State, table_of_histories, table_of_repeats, table_of_results
 from kvt.system.quoting import Markdown
@@ -30,7 +31,7 @@ class Results(NamedTuple):
     repeats: pd.DataFrame
     histories: pd.DataFrame
     tables: Sequence[Table]
-    compared: pd.DataFrame
+    compared: Sequence[Compared]
     swept: Markdown | None = None
     root: Path | None = None
 
@@ -43,9 +44,9 @@ class Results(NamedTuple):
         """The attention with which the others are compared."""
         return str(self.runs.attention.iloc[0])
 
-    def compared_in(self, number: int) -> pd.DataFrame:
+    def compared_in(self, number: int) -> list[Compared]:
         """Return the comparisons of one of the `tables`."""
-        return self.compared[self.compared.table == number].drop(columns="table")
+        return [one for one in self.compared if one.table == number]
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:

@@ -1,31 +1,27 @@
 """The sections that a report has unless its grid lists others: differences, tables, curves and notes."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import product
+from math import isfinite
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from kvt.reports import figures
+from kvt.reports.comparisons import CEILING, CHANCE, NEARLY, Cell, Compared, cells_of
 from kvt.reports.forest import forest
 from kvt.reports.names import label
 from kvt.reports.notes import notes  # noqa: F401  (a section, too)
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
-from kvt.reports.tables import (
-    CEILING,
-    CHANCE,
-    NEARLY,
-    Table,
-    against_of,
+from kvt.reports.tables import Table, against_of, columns_of, curves_of, kind_of
+from kvt.reports.text import (
     at_the_ceiling,
-    cells_of,
-    columns_of,
     comparisons_table,
-    curves_of,
-    kind_of,
+    numbers_of,
     pair_of,
     results_table,
     shares_table,
@@ -73,8 +69,8 @@ UNTESTED = Markdown("""\
 settings, or seeds of a single setting, are not tested.""")
 
 UNDIRECTED = Markdown("""\
-*direction unknown*: nothing says whether more or less of {metric} is better: write `better: more` or `better: less`
-beside its `metric:` in the grid, or in the task's `Metric`.""")
+*direction unknown*: the task does not say whether more or less of {metric} is better: write `better="more"` or
+`better="less"` in its `Metric`.""")
 
 AT_CHANCE = Markdown("""\
 *both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
@@ -102,10 +98,8 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
     """Set the means of all attentions beside the published ones, and compare each with the first, table by table."""
     for number, table in enumerate(results.tables):
         cells, compared = cells_of(results.runs, table), results.compared_in(number)
-        of_pools = compared[compared.column.isin(table.pools)].assign(metric=table.metric)
-        numbers = [cells.merge(compared.drop(columns="settings"), how="left"), of_pools]
         text = [*_text_of_table(grid, cells, table), *_comparisons(results, table, compared)]
-        yield Section(f"{table.title[0].upper()}{table.title[1:]}", text, numbers)
+        yield Section(f"{table.title[0].upper()}{table.title[1:]}", text, numbers_of(cells, compared, table))
 
 
 def curves(grid: Grid, results: Results) -> Iterator[Section]:
@@ -134,24 +128,25 @@ def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _findings(table: Table, compared: pd.DataFrame) -> list[Markdown]:
+def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
     """Return a sentence that lists a table's comparisons that have a verdict, and counts the others."""
     found, told = [], ("worse", "better", "as good", "diverges")
-    pairs = pd.Series([pair_of(one) for one in compared.itertuples()], compared.index, dtype=str)
-    points = compared.column + " " + compared.difference.map(table.kind.points)
     for verdict in told:
-        of_pairs = points[compared.verdict == verdict].groupby(pairs, sort=False)
-        if where := [f"{pair} ({'; '.join(columns)})" for pair, columns in of_pairs]:
-            found.append(Markdown("**{}**: {}").format(verdict, ", ".join(where)))
-    untold = compared.verdict[~compared.verdict.isin(told)].value_counts(sort=False)
-    if len(untold):
+        where: dict[str, list[str]] = {}
+        for one in compared:
+            if one.verdict == verdict:
+                where.setdefault(pair_of(one), []).append(f"{one.column} {table.kind.points(one.difference)}")
+        if where:
+            pairs = ", ".join(f"{pair} ({'; '.join(columns)})" for pair, columns in where.items())
+            found.append(Markdown("**{}**: {}").format(verdict, pairs))
+    if untold := Counter(one.verdict for one in compared if one.verdict not in told):
         counts = ", ".join(f"{count} × {verdict}" for verdict, count in untold.items())
         found.append(Markdown("{}: {}").format("others" if found else "no verdict", counts))
     heading = Markdown("In {}: ").format(table.title)
     return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
-def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdown]:
+def _text_of_table(grid: Grid, cells: Sequence[Cell], table: Table) -> list[Markdown]:
     lines = [results_table(cells, table)]
     if table.relabelled:
         right = results_table(cells, table, relabelled=True)
@@ -166,26 +161,29 @@ def _text_of_table(grid: Grid, cells: pd.DataFrame, table: Table) -> list[Markdo
     return lines
 
 
-def _comparisons(results: Results, table: Table, compared: pd.DataFrame) -> list[Markdown]:
-    if not len(compared):
+def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> list[Markdown]:
+    if not compared:
         return []
     lines = [Markdown("### Is it as good as {}?").format(label(results.first))]
-    easy = compared.verdict == CEILING
-    tests = int(results.compared.p_different.notna().sum())
+    easy, others = ([one for one in compared if (one.verdict == CEILING) is at_ceiling] for at_ceiling in (True, False))
+    counted = [one for one in compared if isfinite(one.solved)]
+    verdicts = {one.verdict for one in compared}
+    tests = sum(isfinite(one.p_different) for one in results.compared)
     words: dict[str, Any] = {"margin": table.margin, "s": "" if table.margin == 1 else "s", "tests": tests}
     words |= {"better": "; less is better" * (table.kind.better == "less"), "fewest": MIN_SAMPLES}
-    if not easy.all():
-        tested = compared.p_different.notna().any()
-        lines += [comparisons_table(compared[~easy], table.kind), (COMPARED if tested else UNTESTED).format(**words)]
-    if compared.solved.notna().any():
+    if others:
+        tested = any(isfinite(one.p_different) for one in compared)
+        lines += [comparisons_table(others, table.kind), (COMPARED if tested else UNTESTED).format(**words)]
+    if counted:
         lines.append(SOLVED.format(nearly=100 * NEARLY))
-    if (compared.verdict == NO_DIRECTION).any():
+    if NO_DIRECTION in verdicts:
         lines.append(UNDIRECTED.format(metric=table.kind.label))
-    if (compared.verdict == CHANCE).any():
+    if CHANCE in verdicts:
         lines.append(AT_CHANCE.format(**words))
-    if easy.any():
+    if easy:
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
-    shown = [column for column in compared.column[easy | compared.solved.notna()].unique() if column in table.columns]
+    of_either = {one.column for one in (*easy, *counted)}
+    shown = [column for column in table.columns if column in of_either]
     if shown and (steps := steps_table(results.histories, table, shown)) is not None:
         lines += [steps, STEPS.format(nearly=100 * NEARLY)]
     return lines

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvt.run.config import RunConfig, bare, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.sections import BUILT, GIVEN, TRAINER, Sections
-from kvt.study.outcomes import CONFIG, Outcome, State, read_config, read_outcome, short
+from kvt.study.outcomes import CONFIG, Outcome, State, read_outcome, short, stored_config
 from kvt.system.console import say, table
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
@@ -161,7 +161,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run from its folder; one whose files are damaged says so in its outcome."""
     config = None
     try:
-        config = read_config(folder)
+        config = stored_config(folder)
         outcome = read_outcome(folder, history=False)
     except UserError as error:
         outcome = Outcome(State.DAMAGED, short(str(error)))

@@ -1,13 +1,11 @@
-"""Callbacks of every run: threads, the last validation, stopping, the progress bar."""
+"""The callback that ends a run, and the progress bar."""
 
 import os
 import signal
 import sys
-from statistics import median_high
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
@@ -21,102 +19,29 @@ from kvt.run.lightning_internals import (
     validate_after_training,
 )
 from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler, tell
-from kvt.system.hardware import fastest_threads, use_threads
 
 
-class FinalValidation(Callback):
+class EndRun(Callback):
     """Ends every run with a validation, so that its last checkpoint and its result cover all of its training.
 
     At `max_steps` it tells the Trainer to stop, which then validates first. Any other run whose last step falls between
     two validations is validated once more after its training.
+
+    Ctrl-C or a cluster's signal ends training after the current step or validation. A second Ctrl-C ends the process at
+    once. A second signal of a cluster changes nothing: SLURM sends SIGTERM when the time is up, though the run may
+    still save the checkpoint that an earlier signal has asked for.
+    With several processes, all stop after the same step: they agree when they log and after each validation.
+
+    It is called before Lightning's `WeightAveraging`, which validates, saves and returns averages: a model's constants
+    are copied into them first.
     """
+
+    state_key = "FinalValidation"  # in checkpoints
 
     def __init__(self) -> None:
         self.step = 0  # of the run's last validation
-        self._training_is_over = False
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == trainer.max_steps:
-            trainer.should_stop = True
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.step = trainer.global_step
-        if self._training_is_over:
-            end_of_validation_after_training(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.step != trainer.global_step and trainer.enable_validation:
-            self._training_is_over = True
-            validate_after_training(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Validate a run that is stopped after its last training step: resumed, it would train no more."""
-        if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
-            self.on_train_end(trainer, pl_module)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.step = state_dict["step"]
-
-
-class ConstantsOfAverages(Callback):
-    """Keeps constants exact in averaged weights; acts before Lightning validates, saves or returns the average."""
-
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        copy_constants_into_averages(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        copy_constants_into_averages(trainer)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        copy_constants_into_averages(trainer)
-
-
-class Threads(Callback):
-    """Trains with the number of threads that is asked for, else that is fastest now; a resumed run keeps its own.
-
-    It decides the last bit of a sum, so result.json has it. On a GPU, and with several processes, of which each gets
-    its part of the cores, torch's stays.
-    """
-
-    TOKENS = 1024  # of a trial; a batch of lists has 2,048
-
-    def __init__(self, number: int | None, resumes: bool) -> None:
-        self.number, self.resumes = number, resumes
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.number is None and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
-            self.number = fastest_threads(self._trial(pl_module))
-        if self.number is not None:
-            use_threads(self.number)
-
-    def _trial(self, task: Any) -> Any:
-        """Return the work to time: a linear layer of the model's median size, and GELU, on tokens of zeros."""
-        sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
-        weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
-        tokens = torch.zeros(self.TOKENS, weight.shape[1])
-        return lambda: F.gelu(F.linear(tokens, weight))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"threads": torch.get_num_threads()}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        if self.resumes:
-            self.number = state_dict["threads"]
-
-
-class StopOnSignal(Callback):
-    """Stops training on Ctrl-C or a cluster's signal, after the current step or validation.
-
-    A second Ctrl-C ends the process at once. A second signal of a cluster changes nothing: SLURM sends SIGTERM when the
-    time is up, though the run may still save the checkpoint that an earlier signal has asked for.
-    With several processes, all stop after the same step: they agree when they log and after each validation.
-    """
-
-    def __init__(self) -> None:
         self.signal = 0  # the one that was received
+        self._training_is_over = self._validates = False
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:
@@ -124,29 +49,61 @@ class StopOnSignal(Callback):
         self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self._trainer = trainer
         self._restore()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._previous = set_handler(self._on_signal, STOP_SIGNALS)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.world_size == 1 or pl_module.logs_now:
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+        if trainer.world_size > 1 and pl_module.logs_now:
             self._agree(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep the Trainer from stopping within a validation, where processes may have different numbers of batches."""
+        copy_constants_into_averages(trainer)
+        self._validates = True
         stop_after_this_batch(trainer, False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.step = trainer.global_step
+        if self._training_is_over:
+            end_of_validation_after_training(trainer)
+        self._validates = False
         self._agree(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._validate(trainer)
+        copy_constants_into_averages(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._restore()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Stop listening, unless a signal was received: then the second one must still end the process."""
+        """Validate a run that is stopped after its last training step: resumed, it would train no more.
+
+        Stop listening, unless a signal was received: then the second one must still end the process.
+        """
+        if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
+            self._validate(trainer)
         if not self.signal:
             self._restore()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        copy_constants_into_averages(trainer)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.step = state_dict["step"]
+
+    def _validate(self, trainer: Trainer) -> None:
+        if self.step != trainer.global_step and trainer.enable_validation:
+            self._training_is_over = True
+            validate_after_training(trainer)
 
     def _restore(self) -> None:
         restore_handlers(self._previous)
@@ -158,6 +115,8 @@ class StopOnSignal(Callback):
                 os._exit(128 + number)
             return
         self.signal = number
+        if self._trainer.world_size == 1 and not self._validates:
+            stop_after_this_batch(self._trainer)
         say("\nstopping after this step; press Ctrl-C again to stop at once")
 
     def _agree(self, trainer: Trainer) -> None:

@@ -1,6 +1,7 @@
 """How a run saves its checkpoints: whole files only, the best by a metric, and the last to resume from."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt.run.checkpoint_files import read_checkpoint
-from kvt.run.claim import ClaimFolder
 from kvt.run.recorder import Recorder
+from kvt.run.start import StartRun
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.system.quoting import shell_word
@@ -41,9 +42,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class RunCheckpoint(ModelCheckpoint):
     """Saves a checkpoint of a fixed name in the folder of its run, which is claimed before it is set up."""
 
-    def __init__(self, claim: ClaimFolder, **settings: Any) -> None:
+    def __init__(self, claim: StartRun, **settings: Any) -> None:
         self.claim = claim
         super().__init__(enable_version_counter=False, **settings)
+
+    @cached_property
+    def state_key(self) -> str:  # the Trainer asks for it six times a step
+        return super().state_key
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.claim.folder:
@@ -57,7 +62,7 @@ class BestCheckpoint(RunCheckpoint):
     ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
     """
 
-    def __init__(self, claim: ClaimFolder, recorder: Recorder, task: Task) -> None:
+    def __init__(self, claim: StartRun, recorder: Recorder, task: Task) -> None:
         self.recorder = recorder
         mode = {"more": "max", "less": "min"}[str(task.monitored().better)]
         super().__init__(claim, monitor=task.monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
@@ -96,7 +101,7 @@ class LastCheckpoint(RunCheckpoint):
         validates: whether the run validates; else it is saved after every epoch.
     """
 
-    def __init__(self, claim: ClaimFolder, validates: bool) -> None:
+    def __init__(self, claim: StartRun, validates: bool) -> None:
         super().__init__(claim, filename="last", save_on_train_epoch_end=not validates, save_on_exception=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TEACHER, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
@@ -35,7 +35,7 @@ class RunConfig:
         data: likewise.
         trainer: settings of the Lightning Trainer; what is left out has its default.
         seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
-        compile: whether torch compiles the model; "graph": its training replays CUDA graphs.
+        compile: whether torch compiles the model.
         threads: of the processor; None: as many as train fastest when the run starts.
         optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
         teacher: the run, or checkpoint, whose logits training learns to match besides, if it does.
@@ -48,7 +48,7 @@ class RunConfig:
     data: dict[str, Any]
     trainer: dict[str, Any] = field(default_factory=dict)
     seed_everything: int = 0
-    compile: bool | Literal["graph"] = False
+    compile: bool = False
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
     teacher: str | None = None
@@ -57,9 +57,15 @@ class RunConfig:
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
-        for name in BUILT:
+        if type(self.seed_everything) is not int:
+            raise UserError(f"seed_everything={self.seed_everything!r:.60}: expected an integer")
+        for name in PARTS if self.optimizer is not None else BUILT:
             part = getattr(self, name)
-            if not (isinstance(part, Mapping) and {"class_path", "init_args"} <= part.keys()):
+            if not (
+                isinstance(part, Mapping)
+                and isinstance(part.get("class_path"), str)
+                and isinstance(part.get("init_args"), Mapping)
+            ):
                 raise UserError(f"{name}={part!r:.60}: expected a mapping of class_path and init_args")
 
     @classmethod
@@ -330,7 +336,13 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:
-        for section, values in read_config(config).items():
+        try:
+            content = read_config(find_yaml(config, CONFIGS), f"--config {config:.200}")
+        except FileNotFoundError as error:
+            if config.isidentifier():
+                raise unknown("--config", config, yaml_names(CONFIGS)) from error
+            raise UserError(f"--config {config}: no such file") from error
+        for section, values in content.items():
             if section in OTHERS:
                 sections[section] = values
                 continue
@@ -344,25 +356,19 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
     return class_paths | {section: path for section, path in named.items() if path is not None}, sections
 
 
-def read_config(config: str) -> dict[str, Any]:
-    """Return the sections of a configuration: a YAML file, or the name of a packaged one.
+def read_config(path: Path, name: str) -> dict[str, Any]:
+    """Return the sections of a configuration in a YAML file.
 
-    Raises:
-        UserError: there is no such file, or it has no such sections.
+    Raises UserError, beginning with `name`, if it has no such sections; FileNotFoundError if there is no file.
     """
-    try:
-        content = read_yaml(find_yaml(config, CONFIGS), f"--config {config}")
-    except FileNotFoundError as error:
-        if config.isidentifier():
-            raise unknown("--config", config, yaml_names(CONFIGS)) from error
-        raise UserError(f"--config {config}: no such file") from error
+    content = read_yaml(path, name)
     mappings = isinstance(content, dict) and all(
-        isinstance(part, dict) or (name in BUILT and isinstance(part, str))
-        for name, part in content.items()
-        if name not in OTHERS
+        isinstance(part, dict) or (section in BUILT and isinstance(part, str))
+        for section, part in content.items()
+        if section not in OTHERS
     )
     if not mappings:
-        raise UserError(f"--config {config:.200}: expected sections such as model:, data: and trainer:")
-    if strange := [name for name in content if name not in (*GROUPS, *OTHERS)]:
-        raise unknown(f"section of --config {config:.200}:", strange[0], [*GROUPS, *OTHERS])
+        raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
+    if strange := [section for section in content if section not in (*GROUPS, *OTHERS)]:
+        raise unknown(f"section of {name}:", strange[0], [*GROUPS, *OTHERS])
     return content

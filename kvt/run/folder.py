@@ -1,8 +1,8 @@
 """A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, its checkpoints."""
 
 import shutil
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from kvt.system.files import user_path, write_atomically
 if TYPE_CHECKING:
     from kvt.run.config import RunConfig
 
+LOCK = ".lock"
 IN_USE = "run is locked by another process: wait for it, or stop it"
 
 
@@ -34,10 +35,9 @@ class RunFolder:
         self._made = _missing(path) if made is None else made  # from the innermost on
         path.mkdir(parents=True, exist_ok=True)
         self._before = {*path.iterdir()}
-        # reentrant in a process
-        self._lock = FileLock(path / ".lock", timeout=0, is_singleton=True, thread_local=False)
+        self._held = ExitStack()
         try:
-            self._lock.acquire()
+            self._held.enter_context(locked(path))
         except Timeout as error:
             raise UserError(f"{path}: {IN_USE}") from error
         except NotImplementedError:
@@ -63,16 +63,40 @@ class RunFolder:
             write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
 
     def release(self) -> None:
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-        self._lock.release(force=True)
+        self._held.close()
 
     def discard(self) -> None:
         """Remove what has come into the folder since, and the folders that this process created, if they are empty."""
         with suppress(OSError):  # the disk fails, or other runs are there
-            for path in {*self.path.iterdir()} - self._before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove({*self.path.iterdir()} - self._before)
             for folder in self._made:
                 folder.rmdir()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager: make a run's folder if it does not exist, and lock it; a process may lock it several times.
+
+    Raises `Timeout` while another process has the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False)
+    with lock:
+        try:
+            yield
+        finally:
+            if lock.lock_counter == 1:
+                Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def empty(folder: Path) -> None:
+    """Delete all files of a run's folder except its lock."""
+    _remove(path for path in folder.iterdir() if path.name != LOCK)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _missing(path: Path) -> list[Path]:
@@ -81,7 +105,7 @@ def _missing(path: Path) -> list[Path]:
 
 def is_in_use(folder: Path) -> bool:
     """Return whether a process uses a run's folder."""
-    path = folder / ".lock"
+    path = folder / LOCK
     try:
         with FileLock(path, timeout=0) if path.exists() else nullcontext():
             return False

@@ -25,13 +25,14 @@ SHARE = 1 / 20
 
 
 class Shown(Callback):
-    """Shows what the model does after the first and the last validation, and between them where it takes little time.
+    """Shows attention maps and a sample text after the first and the last validation, after others if that is quick.
 
-    It is little if the last time took at most a twentieth of what has passed since: a small model, which is validated
+    It is quick if the last time took at most a twentieth of what has passed since: a small model, which is validated
     every second or so, would else be drawn for longer than it is trained.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self._took = self._ended = 0.0  # seconds of the last time; when that was over
         self._is_due = False  # whether the last validation has not been shown
 
@@ -49,25 +50,14 @@ class Shown(Callback):
 
     def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
         """Show a model in eval mode to these loggers; of several processes, only the first calls this."""
-        raise NotImplementedError
+        self.show_maps(loggers, pl_module, trainer)
+        self.show_text(loggers, pl_module, trainer)
 
-    def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
-        takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
-        if worthwhile and takers:  # of several processes only the first has loggers
-            begun = perf_counter()
-            with torch.no_grad():
-                self.show(takers, pl_module, trainer)
-            self._ended, self._is_due = perf_counter(), False
-            self._took = self._ended - begun
+    def show_maps(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        """Draw the maps of the first validation example: of each layer a picture as narrow as its card.
 
-
-class AttentionMaps(Shown):
-    """Draws the attention maps of the first validation example: of each layer a picture as narrow as its card.
-
-    A model with an attention that has no map trains without pictures.
-    """
-
-    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        A model with an attention that has no map trains without pictures.
+        """
         if not all(layer.has_map for layer in pl_module.modules() if isinstance(layer, Attention)):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
@@ -79,25 +69,8 @@ class AttentionMaps(Shown):
             for logger in loggers:
                 _show(logger, name, picture, trainer.global_step)
 
-
-def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
-    match logger:
-        case TensorBoardLogger():
-            logger.experiment.add_image(name, picture, step, dataformats="HWC")
-        case WandbLogger() | TrackioLogger():
-            logger.log_image(name, [picture], step)
-        case MLFlowLogger():
-            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)
-
-
-class SampleText(Shown):
-    """Shows text that the model generates, unless it has diverged."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+    def show_text(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+        """Show text that the model generates, unless it has diverged."""
         if self.recorder.diverged or (text := pl_module.sample()) is None:
             return
         for logger in loggers:
@@ -108,3 +81,22 @@ class SampleText(Shown):
                     logger.log_text("sample", ["text"], [[text]], step=trainer.global_step)
                 case MLFlowLogger():
                     logger.experiment.log_text(logger.run_id, text, f"sample/step_{trainer.global_step}.md")
+
+    def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
+        takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
+        if worthwhile and takers:  # of several processes only the first has loggers
+            begun = perf_counter()
+            with torch.no_grad():
+                self.show(takers, pl_module, trainer)
+            self._ended, self._is_due = perf_counter(), False
+            self._took = self._ended - begun
+
+
+def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
+    match logger:
+        case TensorBoardLogger():
+            logger.experiment.add_image(name, picture, step, dataformats="HWC")
+        case WandbLogger() | TrackioLogger():
+            logger.log_image(name, [picture], step)
+        case MLFlowLogger():
+            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)

@@ -25,19 +25,18 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from kvt.models.blocks import stacks_of
 from kvt.run import results
-from kvt.run.callbacks import ConstantsOfAverages, FinalValidation, ProgressBar, StopOnSignal, Threads
+from kvt.run.callbacks import EndRun, ProgressBar
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
-from kvt.run.claim import ClaimFolder
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
-from kvt.run.graphs import graph_model, require_graphs
 from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.pictures import AttentionMaps, SampleText
+from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
 from kvt.run.sections import LIGHTNING, TEACHER, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
+from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
@@ -162,14 +161,12 @@ def fit(
     path, start = _place(run, folder, resume)
     goes_on = start if start and start.continues else None
     steps = goes_on.step if goes_on else -1
-    claim = ClaimFolder(path, folder is None, run.config, steps + 1 if resume else None, quiet)
-    recorder, stop = Recorder(kept_settings(run.config.trainer), resume), StopOnSignal()
+    claim = StartRun(path, folder is None, run.config, steps + 1 if resume else None, quiet)
+    recorder, stop = Recorder(kept_settings(run.config.trainer), resume), EndRun()
     saving = _checkpoints(run, claim, recorder)
-    shown = [] if quiet else [AttentionMaps(), SampleText(recorder)]
-    ours = [*callbacks, recorder, *shown, stop, *saving]
+    shown = [] if quiet else [Shown(recorder)]
     # the last validation precedes the end of training, when averaged weights replace the trained ones
-    first = [claim, Threads(run.config.threads, resume), FinalValidation(), ConstantsOfAverages()]
-    trainer = make_trainer(run.config, ours, first, logger=False)
+    trainer = make_trainer(run.config, [*callbacks, recorder, *shown, *saving], [claim, stop], logger=False)
     of_task = run.task.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
     require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
@@ -279,7 +276,7 @@ def make_trainer(
         others = [callback for callback in asked if callback not in bars]
         if not bars and settings.get("enable_progress_bar") is not False:
             bars = [ProgressBar(refresh_rate=20)]
-        # bars after `FinalValidation`, whose validation they show, too
+        # bars after `EndRun`, whose last validation they show, too
         trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
@@ -310,7 +307,7 @@ def _warn_of_average(trainer: L.Trainer, start: Checkpoint | None) -> None:
         say(f"{start.path}: {what}: to go on from the trained weights, add --trainer.callbacks+=EMAWeightAveraging")
 
 
-def _checkpoints(run: Built, claim: ClaimFolder, recorder: Recorder) -> list[Any]:
+def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
@@ -360,11 +357,7 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
     if run.config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
-        if run.config.compile == "graph":
-            require_graphs(trainer)
-            graph_model(task.model)
-        else:
-            compile_model(task, trainer.strategy.root_device)
+        compile_model(task, trainer.strategy.root_device)
 
 
 def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
@@ -414,7 +407,7 @@ def _save(
     run: Built,
     trainer: L.Trainer,
     recorder: Recorder,
-    claim: ClaimFolder,
+    claim: StartRun,
     started: datetime,
     metrics: dict[str, float],
     best: Checkpoint | None,

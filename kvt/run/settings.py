@@ -68,8 +68,7 @@ OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with 
 ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their number of predictions, as those of
 translation do in words, the gradient differs from that of all of them as one"""
 COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
-(CUDA graphs); graph: CUDA graphs of training alone, without a compiler or a wait, on one GPU, which none has confirmed
-yet; neither for translation"""
+(CUDA graphs); not for translation"""
 THREADS_HELP = """threads of the processor, at most as many as it has cores; default: measured when training starts, one
 unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
 TEACHER_HELP = {
@@ -94,7 +93,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
         self.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
-        self.add_argument("--compile", type=bool | Literal["graph"], default=False, help=COMPILE_HELP)
+        self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
         self.add_argument("--threads", type=int | None, default=None, help=THREADS_HELP)
         self.add_subclass_arguments(
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP

@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.run.config import NOT_COMPARED, RunConfig, short_hash
+from kvt.run.config import NOT_COMPARED, RunConfig, bare, short_hash
 from kvt.run.folder import best_checkpoint
 from kvt.run.sections import GROUPS, TRAINER
 from kvt.run.settings import settings_parser
@@ -66,7 +66,6 @@ class TableEntry(BaseModel, extra="forbid"):
 
     metric: str
     over_training: bool = False
-    better: Literal["more", "less"] | None = None
     margin: Annotated[float, Field(gt=0)] = 1.0
     solved: Names = []
     columns: Columns = None
@@ -83,6 +82,7 @@ class GridFile(BaseModel, extra="forbid"):
     tasks: Tasks
     axes: dict[str, Any]
     seeds: Seeds
+    independent_seeds: bool = False
     scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
     title: str | float | None = None
     sections: list[str] = ["differences", "tables", "curves", "notes"]  # from here on it is of the report
@@ -139,6 +139,11 @@ class Run:
 
     def with_seed(self, seed: int) -> "Run":
         return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
+
+    def with_own_seed(self, number: int, shared: Sequence[str]) -> "Run":
+        """Return the run with a hash of its setting and a number as seed; settings named in `shared` do not count."""
+        asked = {name: value for name, value in self.config.asked.items() if bare(name) not in shared}
+        return self.with_seed(int(short_hash(asked | {"seed": number})[:8], 16))
 
     @cached_property
     def name(self) -> str:
@@ -252,10 +257,11 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
             raise unknown("--scale", scale, file.scales)
-        at = {each: _runs(path, *file.at(each)) for each in file.scales}
+        at = {each: _runs(path, file, each) for each in file.scales}
         _require_attentions(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
-        scale_diff = _scale_diff(at[scale], at[FULL]) if FULL in at else {}
+        seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
+        scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
         return Grid(path.stem, scale, file, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(yaml_names(GRIDS))
@@ -266,8 +272,9 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         raise UserError(f"{path}: {error}") from None
 
 
-def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Run]:
+def _runs(path: Path, file: GridFile, scale: str) -> list[Run]:
     """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
+    axes, seeds = file.at(scale)
     counts = [prod(map(len, values.values())) for values in axes.values()]
     if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
         raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
@@ -280,7 +287,10 @@ def _runs(path: Path, axes: Mapping[str, Axes], seeds: Sequence[int]) -> list[Ru
         for task, values in zip(tasks, axes.values(), strict=True)
     ]
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
-    return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
+    if not file.independent_seeds:
+        return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
+    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that are compared have the same seed
+    return deduplicate([run.with_own_seed(number, shared) for number in seeds for run in of_a_seed])
 
 
 def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
@@ -315,7 +325,7 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             raise UserError(f"attn {attn}: {error}") from None
 
 
-def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
+def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:
     tasks, full_tasks = (_distinct(run.task for run in runs) for runs in (ours, theirs))
     compared = {"study: tasks": (tasks, full_tasks)}
     for task in [task for task in tasks if task in full_tasks]:
@@ -324,8 +334,7 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run]) -> ScaleDiff:
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
             compared[f"{task}: {name}"] = values[0], values[1]
         compared[f"{task}: {ATTENTIONS}"] = _attentions(mine, full), _attentions(full, mine)
-    seeds = [_distinct(run.seed for run in runs) for runs in (ours, theirs)]
-    compared["study: seeds"] = seeds[0], seeds[1]
+    compared["study: seeds"] = seeds, full_seeds
     return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
 
 

@@ -1,16 +1,15 @@
 """One run of a study, and how it is made: train it, resume it, or leave it to the process that is making it."""
 
-import shutil
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from kvt.run import results
 from kvt.run.config import RunConfig
-from kvt.run.folder import last_checkpoint
+from kvt.run.folder import empty, last_checkpoint, locked
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import build, fit
 from kvt.study.grid import Run
@@ -42,36 +41,21 @@ def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     return Outcome(State.FAILED, short(error))
 
 
-def run_lock(folder: Path) -> FileLock:
-    """Return the lock of the run in this folder; acquiring it raises `Timeout` while another process holds it."""
-    path = folder.parents[2] / ".locks" / f"{folder.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, timeout=0)
-
-
-def is_free(folder: Path) -> bool:
-    try:
-        with run_lock(folder):
-            return True
-    except Timeout:
-        return False
-
-
 def forget(run: Run, root: Path) -> None:
     """Delete a run's failure.json, or all of a damaged or outdated run, unless another process is making it."""
     folder = run.folder(root)
-    with suppress(Timeout), run_lock(folder):
+    with suppress(Timeout), locked(folder):
         state = read_outcome(folder, run.config).state
         if state == State.FAILED:
             (folder / FAILURE).unlink()
         elif state in FAULTY:
-            shutil.rmtree(folder)
+            empty(folder)
 
 
 def execute(job: Job) -> Outcome:
     """Train or resume the run, unless it is done or another process is making it."""
     try:
-        with run_lock(job.folder):
+        with locked(job.folder):
             try:
                 outcome = read_outcome(job.folder, job.config, history=False)
                 if outcome.state not in TERMINAL:
@@ -101,7 +85,7 @@ def train_job(job: Job) -> None:
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = saved_steps(job.folder) > 0
     if not resume:
-        shutil.rmtree(job.folder, ignore_errors=True)  # left by a process that died before its first checkpoint
+        empty(job.folder)  # of a process that died before its first checkpoint
     # without pictures, which would take longer than the training of a small model
     fit(build(config), job.folder, resume=resume, quiet=True)
     last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.run.config import RunConfig, bare
+from kvt.run.config import RunConfig, bare, read_config
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import read_json, read_yaml, regular
+from kvt.system.files import read_json, regular
 from kvt.system.quoting import one_line
 
 if TYPE_CHECKING:
@@ -104,18 +104,18 @@ def _read(folder: Path, history: bool) -> Outcome:
             content = regular(folder / RESULT).read_bytes()
         return ended(content, _read_history(folder) if history else None, RESULT)
     except FileNotFoundError:  # it has not ended
-        config = read_config(folder)
+        config = stored_config(folder)
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
         return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))), config=config)
-    return Outcome(State.STARTED if folder.exists() else State.NEW, config=config)
+    return Outcome(State.STARTED if config else State.NEW, config=config)
 
 
-def read_config(folder: Path) -> RunConfig | None:
-    """Read the config.yaml of a run that has begun, None if there is none; raise UserError if it is damaged."""
+def stored_config(folder: Path) -> RunConfig | None:
+    """Return the configuration of a run that has begun, None if there is none; raise UserError if it is damaged."""
     try:
         with damage(CONFIG):
-            return _configuration(_Config.model_validate(read_yaml(folder / CONFIG, CONFIG)))
+            return _configuration(read_config(folder / CONFIG, CONFIG), CONFIG)
     except FileNotFoundError:
         return None
 
@@ -125,7 +125,7 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
     with damage(where):
         stored = _Result.model_validate_json(content)
         result = stored.model_dump(exclude_unset=True, exclude={"config"})
-        config = _configuration(stored.config)
+        config = _configuration(stored.config, where)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, short(result.get("diverged", "")), result, history, config)
 
@@ -156,19 +156,6 @@ _Time = Annotated[AwareDatetime, Field(gt=datetime(1970, 1, 2, tzinfo=UTC), lt=d
 """A time that exists in every time zone."""
 
 
-class _Section(BaseModel, strict=True, extra="allow"):
-    class_path: str
-    init_args: dict[str, Any]
-
-
-class _Config(BaseModel, strict=True, extra="allow"):
-    seed_everything: int
-    model: _Section
-    data: _Section
-    trainer: dict[str, Any]
-    optimizer: _Section | None = None
-
-
 class _Machine(BaseModel, strict=True, extra="allow"):
     processor: str
     system: str
@@ -177,7 +164,7 @@ class _Machine(BaseModel, strict=True, extra="allow"):
 
 
 class _Result(BaseModel, strict=True, extra="allow"):
-    config: _Config
+    config: dict[str, Any]
     seed: int
     parameters: Annotated[int, Field(lt=2**63)]
     seconds: Annotated[float, Field(ge=0, le=1e9)]
@@ -200,8 +187,11 @@ class _Result(BaseModel, strict=True, extra="allow"):
         return self
 
 
-def _configuration(stored: _Config) -> RunConfig:
-    config = RunConfig(**stored.model_dump(exclude_unset=True))  # of which a strange key is no argument
+def _configuration(stored: Mapping[str, Any], where: str) -> RunConfig:
+    try:
+        config = RunConfig(**stored)  # of which a strange key is no argument
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
     json.dumps(config.stated)  # whoever reads it may print and compare them
     return config
 

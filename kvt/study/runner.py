@@ -3,18 +3,20 @@
 import os
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 from types import MappingProxyType
 
 import torch
+from filelock import Timeout
 from tqdm import tqdm
 
+from kvt.run.folder import is_in_use, locked
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
-from kvt.study.job import Job, forget, is_free, saved_steps, write_failure
+from kvt.study.job import Job, forget, saved_steps, write_failure
 from kvt.study.outcomes import FAULTY, TERMINAL, Fields, Outcome, Outcomes, State, iter_outcomes, seconds_of, tally
 from kvt.study.workers import LocalWorkers, LostProcessError, RayCluster
 from kvt.system.console import tell
@@ -67,7 +69,8 @@ def make_runs(
         return 0
     if todo:
         try:
-            is_free(todo[0].folder(root))
+            with suppress(Timeout), locked(todo[0].folder(root)):
+                pass
         except (OSError, NotImplementedError) as error:  # two processes could make the same run
             raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
         for run in faulty if retry_failed else []:
@@ -105,20 +108,20 @@ def execute_runs(
     """Execute the runs and yield each with its outcome when it ends, in this study or in another on the same folder."""
     threads = ThreadPoolExecutor(min(workers.threads, len(runs)))
     try:
-        locked: list[Run] = []  # another study is making them
-        while runs or locked:
+        busy: list[Run] = []  # another study is making them
+        while runs or busy:
             jobs = ((run, Job(run.config, run.folder(root), data_dir)) for run in runs)
             futures = {threads.submit(_outlive, workers, job): run for run, job in jobs}
             for future in as_completed(futures):
                 run, outcome = futures[future], future.result()
                 if outcome.state == State.LOCKED:
-                    locked.append(run)
+                    busy.append(run)
                 else:
                     yield run, outcome
-            waiting, runs, locked = locked, [], []
+            waiting, runs, busy = busy, [], []
             for run in waiting:
-                (runs if is_free(run.folder(root)) else locked).append(run)
-            if not runs and locked:
+                (busy if is_in_use(run.folder(root)) else runs).append(run)
+            if not runs and busy:
                 sleep(PAUSE)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

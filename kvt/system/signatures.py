@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+NO_DEFAULT = object()
+
 
 def defaults_of(package: str, place: str, name: str) -> dict[str, Any]:
     """Return the constructor's arguments of a class with their defaults; those that are no literal are `...`.
@@ -20,7 +22,7 @@ def defaults_of(package: str, place: str, name: str) -> dict[str, Any]:
     >>> defaults_of("kvt", "tasks", "HumanNumbers")
     {'length': 16, 'val_size': 0.2, 'batch_size': 64, 'seed': 0, 'data_dir': None}
     """
-    return dict(_arguments(_classes(package, place), name))
+    return dict(_arguments(_classes(package, place), name, {}))
 
 
 @cache
@@ -34,24 +36,42 @@ def _classes(package: str, place: str) -> Mapping[str, ast.ClassDef]:
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _arguments(classes: Mapping[str, ast.ClassDef], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a class, then those that it passes on to its bases by **kwargs."""
+def _arguments(
+    classes: Mapping[str, ast.ClassDef], name: str, usual: Mapping[str, Any], made: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a class's constructor, then the arguments that it passes on to its bases by **kwargs.
+
+    As in `kvt.tasks.options`, keywords of a class statement, `usual`, replace defaults, and the parameters of
+    `make_model` that have a default are arguments of the constructor, unless a subclass has `made` the model.
+    """
     if name not in classes:
         return
-    made = [one for one in classes[name].body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-    for init in made:
-        positional = init.args.args[1:]
-        given: list[ast.expr | None] = [None] * (len(positional) - len(init.args.defaults)) + [*init.args.defaults]
-        both = [*zip(positional, given, strict=True), *zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)]
-        for argument, default in both:
-            yield argument.arg, _value(default)
-    if not made or made[0].args.kwarg:
-        for base in classes[name].bases:
+    node = classes[name]
+    usual = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg} | dict(usual)
+    functions = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    init, make_model = functions.get("__init__"), functions.get("make_model")
+    if make_model and not made:
+        own = {argument: value for argument, value in _parameters(make_model) if value is not NO_DEFAULT}
+        yield from own.items()
+        usual |= own
+    for argument, value in _parameters(init) if init else ():
+        yield argument, usual.get(argument, ... if value is NO_DEFAULT else value)
+    if not init or init.args.kwarg:
+        for base in node.bases:
             if isinstance(base, ast.Name):
-                yield from _arguments(classes, base.id)
+                yield from _arguments(classes, base.id, usual, made or make_model is not None)
 
 
-def _value(default: ast.expr | None) -> Any:
+def _parameters(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
+    arguments = function.args
+    positional = arguments.args[1:]
+    given: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    for argument, default in [*zip(positional, given, strict=True), *keywords]:
+        yield argument.arg, NO_DEFAULT if default is None else _value(default)
+
+
+def _value(default: ast.expr) -> Any:
     with suppress(ValueError):
-        return ... if default is None else ast.literal_eval(default)
+        return ast.literal_eval(default)
     return ...

@@ -1,13 +1,13 @@
 """Set anomaly detection: nine images of one class and one of another, find the latter (Borji 2023, §3.2).
 
->>> features, labels = torch.randn(12, 5), torch.arange(12) % 3
->>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=True, batch_size=6)))
->>> sets.shape, positions  # the last of four is of another class
-(torch.Size([6, 4, 5]), tensor([3, 3, 3, 3, 3, 3]))
->>> task = AnomalyTask({"feature_dim": 5, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
+>>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature, which tells the class
+>>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=False, batch_size=2)))
+>>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and where the image of another class is
+([[4.0, 7.0, 0.0, 1.0], [1.0, 3.0, 0.0, 9.0]], [2, 0])
+>>> task = AnomalyTask({"feature_dim": 1, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
 >>> computed["logits"].shape, computed["loss"].shape  # a score for each image, and the cross-entropy over them
-(torch.Size([6, 4]), torch.Size([]))
+(torch.Size([2, 4]), torch.Size([]))
 """
 
 import hashlib
@@ -22,19 +22,18 @@ from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import network
 from kvt.data.images import ImageSource, open_images
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
-from kvt.models.blocks import BlockStyle, Expansion
 from kvt.system.errors import UserError, require_probability, unknown
 from kvt.system.files import optional_path, require_file, sha256_of, user_path
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.options import BlockTask
 
 BACKBONES = list_models(module=torchvision.models)  # the classifiers
 BATCH = 64  # images; a large transformer's activations then fit into a small GPU
@@ -307,7 +306,17 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
     return held_out
 
 
-class AnomalyTask(Classification):
+class AnomalyTask(
+    BlockTask,
+    Classification,
+    dim=256,
+    depth=4,
+    norm="post",
+    expansion=2,
+    lr=5e-4,
+    warmup=100,
+    schedule="cosine",
+):
     """Finds the image of another class by a softmax over the set: `SetScorer`, Adam.
 
     Args:
@@ -317,33 +326,8 @@ class AnomalyTask(Classification):
     unit = "sets"
     required_spec = ("feature_dim", "set_size")
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 256,
-        depth: int = 4,
-        heads: int = 4,
-        pos_dim: int = 10,
-        norm: str = "post",
-        activation: str = "relu",
-        expansion: Expansion = 2,
-        match: str | None = None,
-        dropout: float = 0.1,
-        smoothing: float = 0.0,
-        lr: float = 5e-4,
-        warmup: int = 100,
-        schedule: str = "cosine",
-    ) -> None:
-        super().__init__(spec)
+    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.0) -> SetScorer:
         require_probability(smoothing=smoothing)
         self.smoothing = smoothing
-        self.set_rate(lr, warmup, schedule)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["set_size"])
-        settings: dict[str, Any] = {
-            "depth": depth,
-            "dropout": dropout,
-            "style": BlockStyle(norm, activation, self.matched(match, expansion)),
-        }
-        self.model = SetScorer(make_attention, feature_dim=spec["feature_dim"], dim=dim, **settings)
+        sizes = {"feature_dim": spec["feature_dim"], "dim": self.options["dim"]}
+        return SetScorer(self.attention(spec["set_size"]), **sizes, **self.blocks)

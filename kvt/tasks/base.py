@@ -14,47 +14,21 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from kvt.attention import FORMULAS
-from kvt.attention.factory import find_attention
-from kvt.models.blocks import ACTIVATIONS, Expansion
 from kvt.models.losses import Losses, Predictions, Teacher, cross_entropy
-from kvt.system.errors import UserError, argument_types, import_class, require_positive
-from kvt.system.hardware import MetaParameters
+from kvt.system.errors import UserError, import_class, require_positive
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import Together, make_optimizer
-from kvt.tasks.schedules import NEEDS, SCHEDULES, require_schedule, with_schedule
+from kvt.tasks.schedules import require_schedule, with_schedule
 
 
 class Task(L.LightningModule, ABC):
-    __doc__ = f"""A model, its loss, its metrics and its optimiser.
+    """A model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`; its
     optimiser is that of `make_optimizer`, at a constant rate unless it calls `set_rate`, as `super().__init__(spec,
     **rate)` does, or has `configure_optimizers`.
     A metric of an epoch is the mean over all its predictions, however they are batched. Training metrics are means
-    since the last log, every `log_every_n_steps`. The `--help` of a subclass has these texts, too.
-
-    Args:
-        spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
-        attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. Here g and c are a
-            gain and a bias of each key, R(φ) turns the key that asks, and a hat is a norm.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
-            init.
-        dim: width of the model.
-        depth: number of layers.
-        heads: number of attention heads.
-        pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
-        norm: pre: x + f(LN(x)), or post: LN(x + f(x)).
-        activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
-        expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
-        match: an attention, such as qkv: expansion is then whatever gives the task as many parameters as it has with
-            that attention, without attn_kwargs, to half a percent. Notes of the result say what it came to.
-        dropout: of residual branches and feed-forward networks.
-        smoothing: probability taken from the true class in training, and spread over all.
-        lr: learning rate.
-        warmup: steps of linear warm-up; one_cycle and multistep have none.
-        schedule: of the rate: {", ".join(name for name in SCHEDULES if name not in NEEDS)}, some
-            tasks {" or ".join(NEEDS)}.
+    since the last log, every `log_every_n_steps`.
     """
 
     unit: ClassVar[str] = "predictions"  # what `num_read` counts: "images", "tokens"
@@ -104,36 +78,6 @@ class Task(L.LightningModule, ABC):
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def matched(self, match: str | None, expansion: Expansion) -> Expansion:
-        """Set and return `expansion`, so that the task has as many parameters as with the attention `match`.
-
-        Without `match`, it is the given one. Raises UserError if no expansion comes within half a percent.
-        """
-        self.expansion = expansion
-        if match is None:
-            return expansion
-        cls = type(self)
-        own = {name: value for name, value in self.hparams.items() if name in argument_types(cls)}
-
-        def count(**settings: Any) -> int:
-            with MetaParameters():
-                return int(cls(**{**own, "match": None, **settings}).num_parameters)
-
-        find_attention(match, "match")
-        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared but what `match` itself shares
-        wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
-        one, two = count(expansion=1), count(expansion=2)
-        if not expansion or one == two:
-            raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
-        expansion = max(0, 1 + (wanted - one) / (two - one))
-        found = count(expansion=expansion)
-        numbers = f"{found:,} parameters, {wanted:,} with {match}"
-        if abs(found / wanted - 1) > 0.005:
-            raise UserError(f"match={match}: no width of the feed-forward networks fits, the nearest has {numbers}")
-        self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
-        self.expansion = expansion
-        return expansion
 
     def set_rate(self, lr: float = 1e-3, warmup: int = 0, schedule: str = "constant") -> None:
         """Set the learning rate and its schedule; raise UserError if they are no such.

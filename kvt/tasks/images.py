@@ -1,11 +1,12 @@
 """Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2).
 
->>> spec = {"channels": 1, "height": 4, "width": 4, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
->>> batch = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8), torch.tensor([0, 1, 1])  # as `Images` serves them
->>> task = ImageTask(spec, attn="kv", patch=2, dim=8, depth=1, heads=2)
+>>> spec = {"channels": 1, "height": 2, "width": 2, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
+>>> images = torch.tensor([[[[0, 255], [255, 0]]], [[[90, 90], [40, 40]]]], dtype=torch.uint8)  # two, of 2x2 pixels
+>>> batch = images, torch.tensor([0, 1])  # a cat and a dog
+>>> task = ImageTask(spec, attn="kv", patch=1, dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
 >>> computed["logits"].shape, task.class_title(1), [metric.name for metric in task.metrics]
-(torch.Size([3, 2]), 'dog', ['loss', 'acc'])
+(torch.Size([2, 2]), 'dog', ['loss', 'acc'])
 """
 
 from collections.abc import Mapping
@@ -18,17 +19,16 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
 from kvt.data.images import SETS, ImageSet, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
-from kvt.models.blocks import BlockStyle, Expansion
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.options import BlockTask
 
 SHAPE = ("channels", "height", "width")
 
@@ -160,7 +160,17 @@ class Images(TaskData):
         return images, labels
 
 
-class ImageTask(Classification):
+class ImageTask(
+    BlockTask,
+    Classification,
+    dim=256,
+    depth=4,
+    pos_dim=50,
+    activation="gelu",
+    expansion=1,
+    dropout=0.0,
+    schedule="multistep",
+):
     """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
 
     Args:
@@ -173,43 +183,24 @@ class ImageTask(Classification):
     required_spec = ("channels", "height", "width", "classes", "mean", "std")
     must_match = ("classes",)
 
-    def __init__(
+    def make_model(
         self,
         spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
         patch: int = 4,
-        dim: int = 256,
-        depth: int = 4,
-        heads: int = 4,
-        pos_dim: int = 50,
-        norm: str = "pre",
-        activation: str = "gelu",
-        expansion: Expansion = 1,
-        match: str | None = None,
-        dropout: float = 0.0,
         pool: str = "class",
         smoothing: float = 0.0,
-        lr: float = 1e-3,
-        warmup: int = 0,
-        schedule: str = "multistep",
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
-    ) -> None:
-        super().__init__(spec)
+    ) -> ViT:
         require_probability(smoothing=smoothing)
         require_positive(**{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
         self.smoothing, self.milestones, self.patch = smoothing, milestones, patch
-        self.set_rate(lr, warmup, schedule)
-        shape = {name: spec[name] for name in SHAPE}
-        tokens = count_tokens(spec["height"], spec["width"], patch)
-        make_attention = AttentionFactory(
-            attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=tokens, bias=False, score="model_scaled_dot"
-        )
-        settings: dict[str, Any] = {"patch": patch, "dim": dim, "depth": depth, "dropout": dropout, "pool": pool}
-        style = BlockStyle(norm, activation, self.matched(match, expansion))
-        self.model = ViT(make_attention, **shape, classes=len(spec["classes"]), style=style, **settings)
         for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
+        shape = {name: spec[name] for name in SHAPE}
+        tokens = count_tokens(spec["height"], spec["width"], patch)
+        make_attention = self.attention(tokens, bias=False, score="model_scaled_dot")
+        sizes = {"classes": len(spec["classes"]), "patch": patch, "dim": self.options["dim"], "pool": pool}
+        return ViT(make_attention, **shape, **sizes, **self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""

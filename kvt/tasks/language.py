@@ -6,9 +6,10 @@ begin, is all that the kinds of text differ in.
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
 >>> task = NumberTask(data.spec, attn="kv", dim=16, depth=1, heads=2)
->>> inputs, targets = data.example(0)
->>> task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
+>>> for inputs, targets in data.examples(0, 2):
+...     task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
 ('eighty four . eight thousand', 'four . eight thousand eighty')
+('eighty five . eight thousand', 'five . eight thousand eighty')
 >>> task(inputs).shape  # logits of the word after each
 torch.Size([1, 5, 30])
 >>> len(list(task.write("seven thousand", tokens=3)))  # the prompt, and three words more
@@ -25,7 +26,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.download import Remote, download
 from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
 from kvt.data.loader import Batches, row_hashes
@@ -45,8 +45,7 @@ from kvt.data.tokens import (
     tokens_of,
 )
 from kvt.models import CausalLM
-from kvt.models.blocks import BlockStyle, Expansion
-from kvt.models.embedding import attention_settings, make_embedding
+from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
@@ -56,6 +55,7 @@ from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, PPL, Metric
+from kvt.tasks.options import BlockTask
 
 SMALL = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -440,7 +440,7 @@ class TextTokens(TextData):
         return starts, torch.cat([starts[1:], torch.tensor([last])]), stream
 
 
-class LanguageTask(Classification):
+class LanguageTask(BlockTask, Classification):
     """Predicts every token of a text from those before it; a batch is (tokens, next tokens), int64 (B, N) each.
 
     A subclass sets the model, and the vocabulary, which encodes and decodes texts.
@@ -545,7 +545,7 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
         yield part
 
 
-class CharacterTask(LanguageTask):
+class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout=0.2, lr=5e-4):
     """Predicts the next character with a `CausalLM`; Adam.
 
     Args:
@@ -556,42 +556,20 @@ class CharacterTask(LanguageTask):
     metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
     monitor = "val/loss"
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 192,
-        depth: int = 6,
-        heads: int = 3,
-        pos_dim: int = 20,
-        positions: str = "learned",
-        norm: str = "pre",
-        activation: str = "relu",
-        expansion: Expansion = 4,
-        match: str | None = None,
-        dropout: float = 0.2,
-        lr: float = 5e-4,
-        warmup: int = 0,
-        schedule: str = "constant",
-    ) -> None:
-        super().__init__(spec)
-        self.set_rate(lr, warmup, schedule)
+    def make_model(self, spec: Mapping[str, Any], positions: str = "learned") -> CausalLM:
         self.vocabulary = Vocabulary(spec["vocab"])
-        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
+        dropout: float = self.options["dropout"]
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
-        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
-        embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"])
-        dropouts: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
-        block_style = BlockStyle(norm, activation, self.matched(match, expansion))
-        self.model = CausalLM(make_attention, embedding, depth=depth, style=block_style, **dropouts)
+        make_attention = self.attention(spec["length"], positions, **style)
+        embedding = make_embedding(positions, len(spec["vocab"]), self.options["dim"], spec["length"])
+        return CausalLM(make_attention, embedding, feed_forward_dropout=dropout, **self.blocks)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
         return computed | {"bpc": computed["ppl"] / log(2)}
 
 
-class NumberTask(LanguageTask):
+class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
     """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam.
 
     Args:
@@ -600,36 +578,15 @@ class NumberTask(LanguageTask):
         feed_forward_dropout: of the feed-forward networks' output.
     """
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 64,
-        depth: int = 4,
-        heads: int = 8,
-        pos_dim: int = 10,
-        positions: str = "sinusoidal",
-        norm: str = "pre",
-        activation: str = "relu",
-        expansion: Expansion = 4,
-        match: str | None = None,
-        dropout: float = 0.1,
-        feed_forward_dropout: float = 0.2,
-        lr: float = 1e-3,
-        warmup: int = 0,
-        schedule: str = "one_cycle",
-    ) -> None:
-        super().__init__(spec)
-        self.set_rate(lr, warmup, schedule)
+    def make_model(
+        self, spec: Mapping[str, Any], positions: str = "sinusoidal", feed_forward_dropout: float = 0.2
+    ) -> CausalLM:
         self.vocabulary = Vocabulary(spec["vocab"], separator=" ")
-        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"]}
-        style = {"bias": False, "output_bias": False}
-        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes, **style)
-        embedding = make_embedding(positions, len(spec["vocab"]), dim, spec["length"], dropout=dropout, scaled=True)
-        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": feed_forward_dropout, "depth": depth}
-        block_style = BlockStyle(norm, activation, self.matched(match, expansion))
-        self.model = CausalLM(make_attention, embedding, style=block_style, final_norm=False, tied=True, **settings)
+        make_attention = self.attention(spec["length"], positions, bias=False, output_bias=False)
+        settings: dict[str, Any] = {"dropout": self.options["dropout"], "scaled": True}
+        embedding = make_embedding(positions, len(spec["vocab"]), self.options["dim"], spec["length"], **settings)
+        how: dict[str, Any] = {"feed_forward_dropout": feed_forward_dropout, "final_norm": False, "tied": True}
+        return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
 SIZES = {  # width, layers, heads
@@ -640,7 +597,7 @@ SIZES = {  # width, layers, heads
 }
 
 
-class LanguageModelTask(LanguageTask):
+class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100, schedule="cosine_to_tenth"):
     """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, initialised by `kvt.models.init.gpt2`.
 
     If the data hide tokens, it attends to both sides, and has one more symbol that stands for them.
@@ -673,48 +630,33 @@ class LanguageModelTask(LanguageTask):
     must_match = ("tokenizer", "objective")
     vocabulary: Bytes
 
-    def __init__(
+    def make_model(
         self,
         spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
         size: str = "tiny",
         dim: int | None = None,
         depth: int | None = None,
         heads: int | None = None,
-        pos_dim: int = 20,
         positions: str = "learned",
-        norm: str = "pre",
-        activation: str = "gelu",
-        expansion: Expansion = 4,
-        match: str | None = None,
-        dropout: float = 0.1,
-        lr: float = 1e-3,
-        warmup: int = 100,
-        schedule: str = "cosine_to_tenth",
         share_layers: int = 1,
         recompute: bool = False,
-    ) -> None:
-        super().__init__(spec)
-        self.set_rate(lr, warmup, schedule)
+    ) -> CausalLM:
         self.vocabulary = tokens_of(spec["tokenizer"])
         if is_masked := spec.get("objective") == "masked":
             self.vocabulary.pieces.append(MASK)
         usual = choose("size", size, SIZES)
         dim, depth, heads = (own or its for own, its in zip((dim, depth, heads), usual, strict=True))
-        sizes = {"heads": heads, "pos_dim": pos_dim, "max_len": spec["length"], "dropout": dropout}
-        make_attention = AttentionFactory(attn, attention_settings(positions, attn_kwargs), **sizes)
+        dropout: float = self.options["dropout"]
+        make_attention = self.attention(spec["length"], positions, heads=heads, dropout=dropout)
         embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
-        settings: dict[str, Any] = {"dropout": dropout, "feed_forward_dropout": dropout}
-        settings |= {
-            "style": BlockStyle(norm, activation, self.matched(match, expansion)),
-            "share_layers": share_layers,
-        }
-        self.model = CausalLM(make_attention, embedding, depth=depth, tied=True, causal=not is_masked, **settings)
-        self.model.encoder.recomputes = recompute
-        gpt2(self.model)
+        settings: dict[str, Any] = {**self.blocks, "depth": depth, "feed_forward_dropout": dropout}
+        settings |= {"share_layers": share_layers, "tied": True, "causal": not is_masked}
+        model = CausalLM(make_attention, embedding, **settings)
+        model.encoder.recomputes = recompute
+        gpt2(model)
         sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
+        return model
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed, (_, targets, real) = super().compute_metrics(batch), batch

@@ -3,8 +3,8 @@
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> data.setup("fit")
 >>> digits, targets = batch = next(iter(data.val_dataloader()))
->>> digits.shape, torch.equal(targets, digits.sort(-1).values)
-(torch.Size([2, 6]), True)
+>>> digits.tolist(), targets.tolist()
+([[2, 1, 4, 9, 6, 8], [4, 3, 8, 4, 7, 9]], [[1, 2, 4, 6, 8, 9], [3, 4, 4, 7, 8, 9]])
 >>> task = ListTask(data.spec, attn="kv", dim=8, heads=2)
 >>> computed = task.compute_metrics(batch)
 >>> computed["logits"].shape, [metric.name for metric in task.metrics]  # a label for each digit
@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
-from kvt.models.blocks import BlockStyle, Expansion
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
+from kvt.tasks.options import BlockTask
 
 TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
@@ -122,7 +121,7 @@ class DigitLists(TaskData):
         return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 
-class ListTask(Classification):
+class ListTask(BlockTask, Classification, norm="post", expansion=2, warmup=5, schedule="cosine"):
     """Labels every digit of a list: `ListTagger`, Adam.
 
     Args:
@@ -132,32 +131,10 @@ class ListTask(Classification):
     unit = "tokens"
     required_spec = ("vocab_size", "length")
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        pos_dim: int = 10,
-        norm: str = "post",
-        activation: str = "relu",
-        expansion: Expansion = 2,
-        match: str | None = None,
-        dropout: float = 0.1,
-        smoothing: float = 0.0,
-        lr: float = 1e-3,
-        warmup: int = 5,
-        schedule: str = "cosine",
-    ) -> None:
-        super().__init__(spec)
+    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.0) -> ListTagger:
         require_probability(smoothing=smoothing)
         self.smoothing = smoothing
-        self.set_rate(lr, warmup, schedule)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=spec["length"])
-        style = BlockStyle(norm, activation, self.matched(match, expansion))
-        self.model = ListTagger(make_attention, dim=dim, depth=depth, dropout=dropout, style=style, **spec)
+        return ListTagger(self.attention(spec["length"]), dim=self.options["dim"], **self.blocks, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]

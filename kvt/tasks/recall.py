@@ -1,10 +1,12 @@
 """Recall: what stood before is asked again (associative recall, induction heads, MAD's synthetic tasks).
 
->>> data = Recall(task="mqar", vocab=12, length=16, pairs=2, train_size=4, val_size=2, test_size=2)
+>>> data = Recall(task="mqar", vocab=12, length=8, pairs=2, train_size=4, val_size=2, test_size=2)
 >>> data.setup("fit")
 >>> symbols, answers, distance = batch = next(iter(data.val_dataloader()))
->>> symbols.shape, (answers >= 0).sum(1)  # each of two keys is asked once
-(torch.Size([2, 16]), tensor([2, 2]))
+>>> symbols.tolist()  # two keys with their values, then the keys again
+[[3, 9, 5, 7, 5, 0, 3, 0], [5, 11, 4, 10, 5, 0, 4, 0]]
+>>> answers.tolist()  # the values, where the keys stand again
+[[-100, -100, -100, -100, 7, -100, 9, -100], [-100, -100, -100, -100, 11, -100, 10, -100]]
 >>> task = RecallTask(data.spec, attn="kv", dim=8)
 >>> computed = task.compute_metrics(batch)
 >>> computed["loss"].shape, computed["found"].right.shape, task.num_predictions(batch).item()
@@ -21,20 +23,19 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Generator, Tensor
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.data.tokens import IGNORE
-from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.causal_lm import CausalLM, Compressor
-from kvt.models.embedding import attention_settings, make_embedding
+from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import Metric, by_bin
+from kvt.tasks.options import BlockTask
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Symbols, answers and distances, int64 (B, N) each."""
@@ -461,7 +462,7 @@ def _split(length: int) -> str:
     return f"test_{length}"
 
 
-class RecallTask(Classification):
+class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
     """Answers what is asked: `CausalLM`, or `Compressor` for compression.
 
     Only the places where something is asked are projected to symbols. A test also tells the accuracy by distance, of
@@ -486,46 +487,26 @@ class RecallTask(Classification):
     required_spec = ("vocab_size", "length")
     model: CausalLM
 
-    def __init__(
+    def make_model(
         self,
         spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 64,
-        depth: int = 2,
-        heads: int = 1,
-        pos_dim: int = 10,
         positions: str = "learned",
-        norm: str = "pre",
-        activation: str = "relu",
-        expansion: Expansion = 0,
-        match: str | None = None,
-        dropout: float = 0.0,
         smoothing: float = 0.0,
-        lr: float = 1e-3,
-        warmup: int = 1,
-        schedule: str = "cosine",
         stop_at: float = 0.99,
         causal: bool = True,
-    ) -> None:
-        super().__init__(spec)
+    ) -> CausalLM:
         require_positive(stop_at=stop_at)
         require_probability(smoothing=smoothing)
         self.smoothing, self.stop_at = smoothing, stop_at
-        self.set_rate(lr, warmup, schedule)
         self.validated = 0.0  # the latest accuracy in validation
-        lengths = spec.get("lengths") or [spec["length"]]
-        attn_kwargs = attention_settings(positions, attn_kwargs)
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=lengths[-1])
-        embedding = make_embedding(positions, spec["vocab_size"], dim, lengths[-1])
-        settings: dict[str, Any] = {"depth": depth, "dropout": dropout, "causal": causal}
-        settings["style"] = BlockStyle(norm, activation, self.matched(match, expansion))
-        if spec.get("compresses"):
-            self.model = Compressor(make_attention, embedding, length=lengths[-1], **settings)
-        else:
-            self.model = CausalLM(make_attention, embedding, **settings)
         if "chance" in spec:
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
+        longest = (spec.get("lengths") or [spec["length"]])[-1]
+        make_attention = self.attention(longest, positions)
+        embedding = make_embedding(positions, spec["vocab_size"], self.options["dim"], longest)
+        if spec.get("compresses"):
+            return Compressor(make_attention, embedding, length=longest, causal=causal, **self.blocks)
+        return CausalLM(make_attention, embedding, causal=causal, **self.blocks)
 
     def bins(self) -> dict[str, list[int]]:
         spec = self.hparams["spec"]

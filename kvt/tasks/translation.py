@@ -1,10 +1,12 @@
 """Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5).
 
->>> vocabulary = Vocabulary([*SPECIALS, "ein", "Hund"])  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
->>> ein_hund, hund = [("ein", True), ("Hund", False)], [("Hund", False)]  # each token, and whether a space follows
->>> sentences = encode_sentences([ein_hund, hund], vocabulary)
->>> sentences.tolist(), unpadded(sentences)
-([[2, 4, 5, 3], [2, 5, 3, 1]], [[2, 4, 5, 3], [2, 5, 3]])
+>>> german, english = Vocabulary([*SPECIALS, "ein", "Hund"]), Vocabulary([*SPECIALS, "dog", "a"])
+>>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # each token, and whether a space follows
+>>> targets = [[("a", True), ("dog", False)], [("dog", False)]]
+>>> encode_sentences(inputs, german).tolist()  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
+[[2, 4, 5, 3], [2, 5, 3, 1]]
+>>> encode_sentences(targets, english).tolist()
+[[2, 5, 4, 3], [2, 4, 3, 1]]
 """
 
 import json
@@ -23,7 +25,6 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
-from kvt.attention import AttentionFactory, AttentionSettings
 from kvt.data import hub
 from kvt.data.download import Remote, download
 from kvt.data.hub import is_hub
@@ -32,16 +33,16 @@ from kvt.data.tensor_files import SPLIT_NAMES
 from kvt.data.texts import fingerprint, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
-from kvt.models.blocks import BlockStyle, Expansion
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
-from kvt.tasks.base import Task, make_optimizer
+from kvt.tasks.base import make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import LOSS, PPL, Metric
+from kvt.tasks.options import BlockTask
 from kvt.tasks.schedules import with_schedule
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
@@ -326,7 +327,7 @@ def unpadded(sentences: Tensor) -> list[list[int]]:
     return [row[row != PAD_ID].tolist() for row in sentences.cpu()]
 
 
-class TranslationTask(Task):
+class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule="noam"):
     """Translates sentences: `Seq2Seq`, label smoothing, Adam.
 
     The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` and `chrf`
@@ -352,38 +353,17 @@ class TranslationTask(Task):
     must_match = ("source_vocab", "target_vocab")
     model: Seq2Seq
 
-    def __init__(
-        self,
-        spec: Mapping[str, Any],
-        attn: str = "kv",
-        attn_kwargs: AttentionSettings | None = None,
-        dim: int = 128,
-        depth: int = 1,
-        heads: int = 4,
-        pos_dim: int = 10,
-        norm: str = "pre",
-        activation: str = "relu",
-        expansion: Expansion = 4,
-        match: str | None = None,
-        dropout: float = 0.1,
-        smoothing: float = 0.1,
-        lr: float = 1.0,
-        warmup: int = 4000,
-        schedule: str = "noam",
-    ) -> None:
-        super().__init__(spec)
+    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.1) -> Seq2Seq:
         require_probability(smoothing=smoothing)
-        self.dim, self.smoothing = dim, smoothing
-        self.set_rate(lr, warmup, schedule)
+        self.dim, self.smoothing = self.options["dim"], smoothing
         self.source_vocabulary = Vocabulary(spec["source_vocab"])
         self.target_vocabulary = Vocabulary(spec["target_vocab"])
-        shared = {"max_len": spec["max_len"], "dropout": dropout}
-        make_attention = AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, **shared)
-        vocab_sizes = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
-        style = BlockStyle(norm, activation, self.matched(match, expansion))
-        self.model = Seq2Seq(make_attention, **vocab_sizes, pad=PAD_ID, dim=dim, depth=depth, style=style, **shared)
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
+        sizes: dict[str, Any] = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
+        sizes |= {"max_len": spec["max_len"], "dim": self.dim}
+        make_attention = self.attention(spec["max_len"], dropout=self.options["dropout"])
+        return Seq2Seq(make_attention, pad=PAD_ID, **sizes, **self.blocks)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
 from kvt.models import ListTagger, Seq2Seq
 from kvt.system.errors import UserError
-from kvt.tasks.base import Task
+from kvt.tasks.options import BlockTask
 from tests.conftest import REPOSITORY
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
 
@@ -232,4 +232,4 @@ def test_each_has_a_formula_a_colour_and_a_label_of_its_own_and_a_row_in_the_doc
     table = (REPOSITORY / "docs" / "idea.md").read_text(encoding="utf-8")
     for name, cls in ATTENTION.items():
         assert f"`{name}`" in table
-        assert f"{name}: {cls.formula}" in Task.__doc__
+        assert f"{name}: {cls.formula}" in BlockTask.__doc__

@@ -13,10 +13,8 @@ import training
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.run import graphs
 from kvt.system.hardware import bfloat16_slowdown
 from kvt.tasks import CharacterTask
-from tests.helpers.recorded_graphs import RecordedGraphs
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
 IMAGES = training.Images(dim=16, depth=2, heads=2, side=8, patch=4)
@@ -196,18 +194,6 @@ def test_a_compiled_step_writes_the_same():
     torch.manual_seed(0)
     (case,) = decoding.compiled("kv+pos")
     assert torch.equal(case.ours(), case.theirs())
-
-
-def test_graphs_write_the_same(monkeypatch):
-    monkeypatch.setattr(graphs, "DEVICE", "cpu")
-    recorded = RecordedGraphs(monkeypatch)
-    torch.manual_seed(0)
-    ours, _, beyond, *others = decoding.graphed("kv", decoding.CPU)
-    assert torch.equal(ours.ours(), ours.theirs())
-    assert len(recorded.captured) == decoding.WINDOW - 2  # the first token is the prompt's
-    assert torch.equal(beyond.ours(), beyond.theirs())
-    for case in others:
-        assert case.theirs().shape == case.ours().shape
 
 
 def test_both_pipelines_normalise_alike(monkeypatch):

@@ -170,7 +170,6 @@ ASKED = [
     ("generate", ["--temperature", "nan"], "temperature"),
     ("generate", ["--seed", "-1"], "--seed -1"),
     ("generate", ["--promt", "x"], "--promt"),
-    ("generate", ["--compile", "true"], "unknown --compile 'true': choose from graph"),
     ("maps", ["--example", "20"], "example=20 must be from 0 to 19"),
     ("maps", ["--out", "maps.gif"], "--out maps.gif: the file name must end in one of .png, .pdf, .svg, .html"),
     ("maps", ["--html", "--out", "maps.png"], "--out maps.png: the file name must end in .html"),

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from kvt.cli.main import main
+from kvt.run.folder import locked
 from kvt.study.grid import Run, TaskFile
 from kvt.system.files import CONFIGS
 from tests.helpers.runs import read_history
@@ -141,6 +142,27 @@ def _result(file: Path) -> Any:
     kept = {name: value for name, value in result.items() if "/" in name or name in ("parameters", "seed", "diverged")}
     model, data = (result["config"][section]["init_args"] for section in ("model", "data"))
     return kept, model, {**data, "data_dir": None}, read_history(file.parent)
+
+
+def hold(folder: Path) -> Callable[[], None]:
+    """Let another process lock a run's folder until the function that is returned is called."""
+    fork = get_context("fork")
+    held, over = fork.Event(), fork.Event()
+
+    def work() -> None:
+        with locked(folder):
+            held.set()
+            over.wait()
+
+    other = fork.Process(target=work, daemon=True)
+    other.start()
+    held.wait()
+
+    def end() -> None:
+        over.set()
+        other.join()
+
+    return end
 
 
 def fork_server() -> Any:

@@ -14,7 +14,7 @@ import lightning as L
 
 from kvt.cli.main import run_lightning
 from kvt.run import pictures
-from kvt.run.callbacks import StopOnSignal
+from kvt.run.callbacks import EndRun
 from kvt.run.checkpoints import AtomicCheckpointIO
 from kvt.run.recorder import Recorder
 from kvt.run.results import save_results
@@ -32,8 +32,8 @@ BEGINS: dict[CodeType, str] = {
 """The phase of a process by the function that begins it. Before all others it is "start"."""
 WITHIN: dict[CodeType, str] = {
     AtomicCheckpointIO.save_checkpoint.__code__: "checkpoint",
-    StopOnSignal.on_train_batch_end.__code__: "agreement",
-    StopOnSignal.on_validation_end.__code__: "agreement",
+    EndRun.on_train_batch_end.__code__: "agreement",
+    EndRun.on_validation_end.__code__: "agreement",
 }
 """A phase that lasts as long as a function."""
 

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from kvt.run.folder import RunFolder
 from kvt.system.files import CONFIGS, yaml_names
 from kvt.tasks import ListTask
 from tests.conftest import SMALL
-from tests.helpers.drivers import HISTORY, METRICS, RESULT, write_run
+from tests.helpers.drivers import HISTORY, METRICS, RESULT, hold, write_run
 from tests.helpers.hostile import no_longer_than
 
 LOGS = Path("lightning_logs")
@@ -317,22 +316,10 @@ def test_a_run_that_is_being_made_is_not_removed(mistake, monkeypatch, in_tmp_di
     folder = make()
     (folder / "result.json").unlink()
     monkeypatch.setattr("sys.argv", ["kvt", "runs", "rm", str(folder), "--yes"])
-    fork = get_context("fork")
-    held, over = fork.Event(), fork.Event()
-
-    def make_it() -> None:
-        run = RunFolder(folder)
-        held.set()
-        over.wait()
-        run.release()
-
-    other = fork.Process(target=make_it)
-    other.start()
-    held.wait()
+    end = hold(folder)
     assert read_run(folder).state == "running"
     assert "locked by another process" in mistake(main)
-    over.set()
-    other.join()
+    end()
     assert read_run(folder).state == "stopped"
 
 

@@ -74,7 +74,7 @@ def test_between_first_and_last_only_what_takes_a_twentieth_of_the_time_is_shown
 
     class Clock(Shown):
         def __init__(self):
-            super().__init__()
+            super().__init__(Recorder())
             self.steps = []
 
         def on_train_batch_end(self, *args, **kwargs):

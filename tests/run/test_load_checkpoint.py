@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.same import load_data
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Task
@@ -260,7 +261,7 @@ def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
     for number, path in enumerate(places(checkpoint)):
         form = [*FORMS][number % len(FORMS)]
         save_with(checkpoint, path, FORMS[form]((CALL, IMPORT)[number // len(FORMS) % 2]))
-        for load_part in (lambda it: it.load_task(Task), Checkpoint.load_data):
+        for load_part in (lambda it: it.load_task(Task), load_data):
             with suppress(UserError):
                 load_part(Checkpoint(NAME))
         harmless()

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import kvt
-from kvt.run.pictures import AttentionMaps
+from kvt.run.pictures import Shown
 from tests.conftest import slow
 from tests.helpers.runs import checkpoint, equal, read_history, read_result, weights
 from tests.run.test_one_run import killed_and_whole
@@ -88,7 +88,7 @@ def stopped_and_resumed(config: kvt.RunConfig, folder: Path, at: int) -> None:
 
 def test_weights_of_mode_eval_are_measured_shown_and_saved(in_tmp_dir, monkeypatch):
     sees, folder = Sees(), in_tmp_dir / "mine"
-    monkeypatch.setattr(AttentionMaps, "show", lambda self, loggers, task, trainer: sees.see("shown", task))
+    monkeypatch.setattr(Shown, "show_maps", lambda self, loggers, task, trainer: sees.see("shown", task))
     kvt.train(small("reverse", **SETTINGS, max_epochs=2), folder, callbacks=[sees])
     assert equal(sees.seen["val"], weights(folder, "last"))
     assert equal(sees.seen["shown"], weights(folder, "last"))

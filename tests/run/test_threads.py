@@ -64,7 +64,7 @@ def threads_of(result: Result) -> int:
 
 @pytest.mark.parametrize(("asked", "used"), [(1, 1), (3, 3), (1000, 4), (None, 2)])
 def test_a_run_is_trained_with_the_number_that_is_asked_for_else_the_fastest(in_tmp_dir, monkeypatch, asked, used):
-    monkeypatch.setattr("kvt.run.callbacks.fastest_threads", lambda work: work().ndim)
+    monkeypatch.setattr("kvt.run.start.fastest_threads", lambda work: work().ndim)
     config = CONFIG.changed(threads=asked)
     assert config.name == CONFIG.name
     assert threads_of(kvt.train(config)) == used
@@ -75,7 +75,7 @@ def test_where_the_system_does_not_say_which_cores_one_may_use_it_is_all(in_tmp_
     for name in ("sched_getaffinity", "sched_setaffinity"):  # as on macOS
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr("kvt.run.callbacks.fastest_threads", lambda work: 3)
+    monkeypatch.setattr("kvt.run.start.fastest_threads", lambda work: 3)
     assert threads_of(kvt.train(CONFIG)) == 3
     assert threads_of(kvt.train(CONFIG.changed(threads=1000))) == 4
 
@@ -85,10 +85,10 @@ def test_a_resumed_run_keeps_its_number(in_tmp_dir, monkeypatch):
         def on_validation_end(self, trainer, pl_module):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("kvt.run.callbacks.fastest_threads", lambda work: 3)
+    monkeypatch.setattr("kvt.run.start.fastest_threads", lambda work: 3)
     with pytest.raises(SystemExit):
         kvt.train(CONFIG, "mine", callbacks=[Stop()])
-    monkeypatch.setattr("kvt.run.callbacks.fastest_threads", lambda work: 2)
+    monkeypatch.setattr("kvt.run.start.fastest_threads", lambda work: 2)
     assert threads_of(kvt.train(CONFIG, "mine", resume=True)) == 3
     assert threads_of(kvt.train(CONFIG, "another")) == 2
 

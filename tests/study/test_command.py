@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import command_parser, execute, main
-from kvt.study import job as work
+from kvt.run import folder as places
 from kvt.system.console import run
 from kvt.system.files import GRIDS, yaml_names
 
@@ -70,7 +70,7 @@ def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypat
     def no_lock(*args, **kwargs):
         raise NotImplementedError("no locks here")
 
-    monkeypatch.setattr(work, "FileLock", no_lock)
+    monkeypatch.setattr(places, "FileLock", no_lock)
     with pytest.raises(SystemExit):
         kvt("study run tiny.yaml")
     (error,) = capsys.readouterr().err.splitlines()

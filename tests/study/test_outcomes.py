@@ -16,7 +16,7 @@ from kvt.reports.report import write_report
 from kvt.study import job as work
 from kvt.study import outcomes, runner
 from kvt.study.grid import read_grid
-from kvt.study.outcomes import State, read_outcome, read_outcomes
+from kvt.study.outcomes import Outcome, State, read_outcome, read_outcomes, table_of_histories
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
 from tests.helpers.hostile import fuzz, no_longer_than
@@ -164,6 +164,16 @@ def test_a_folder_copied_to_another_run_is_not_that_run(grid):
         outcome = read_outcome(qkv, grid.runs[0].config)
         assert outcome[:2] == (State.OUTDATED, "attn is kv, now qkv")
         assert not outcome.result
+
+
+def test_histories_are_stacked_as_pandas_concatenates_them(grid):
+    columns = (["step", "seconds", "val/loss"], ["seconds", "step", "train/loss"])
+    histories = [pd.DataFrame([[n, 2.0 * n, 3.0 * n]] * n, columns=names) for n, names in enumerate(columns, start=1)]
+    pairs = [*zip(grid.runs, histories, strict=True)]
+    stacked = table_of_histories(grid, {run.name: [Outcome(State.FINISHED, history=one)] for run, one in pairs})
+    expected = pd.concat(histories, ignore_index=True).astype(float)
+    pd.testing.assert_frame_equal(stacked[[*expected]], expected)
+    assert [*stacked.name] == [run.name for run, one in pairs for _ in range(len(one))]
 
 
 STRANGE = [{"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"driver": "mysql"}, {"seed_everything": 16**5000}]

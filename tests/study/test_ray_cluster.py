@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvt.study.job import Job, run_lock
+from kvt.run.folder import LOCK
+from kvt.study.job import Job
 from kvt.study.workers import LostProcessError, RayCluster
 from kvt.system.console import run
 from kvt.system.errors import UserError
@@ -79,7 +80,7 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     raylet = machine.all_processes["raylet"][0].process.pid
     study.write_grid(tasks=["sort"])
     driver = study.start("--ray", cluster.address)
-    until(lambda: under_way(study, raylet))
+    until(lambda: under_way(study, raylet), seconds=400)  # a busy machine starts Ray and torch in minutes
     worker, run = under_way(study, raylet).popitem()
     cluster.remove_node(machine, allow_graceful=False)
     until(lambda: not alive(worker), seconds=30)
@@ -102,7 +103,7 @@ def under_way(study: Study, raylet: int) -> dict[int, Path]:
     """
     saved = {path.parent for path in study.folder.glob("*/*/*/checkpoints")}
     training = [run for run in saved if not (run / "result.json").exists()]
-    return {pid: run for pid in children(raylet) for run in training if holds(pid, Path(run_lock(run).lock_file))}
+    return {pid: run for pid in children(raylet) for run in training if holds(pid, run / LOCK)}
 
 
 def holds(pid: int, file: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from threading import Barrier, Thread
+from threading import Thread
 from time import sleep
 
 import pytest
@@ -14,11 +14,11 @@ from kvt.study import job as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
-from kvt.study.job import Job, run_lock
+from kvt.study.job import Job
 from kvt.study.outcomes import MAX_MESSAGE_CHARS, Outcome, State, read_outcome
 from kvt.study.runner import ATTEMPTS, execute_runs, make_runs
 from kvt.study.workers import LostProcessError
-from tests.helpers.drivers import Study, finish, until
+from tests.helpers.drivers import Study, finish, hold, until
 from tests.helpers.in_line import InLine
 
 OWN = """
@@ -69,23 +69,20 @@ def test_what_failed_is_tried_again_whatever_the_clocks_say(study, runs, tried, 
 
 
 def test_studies_that_begin_together_try_again_once_what_fails_again(study, runs, tried, monkeypatch):
+    """The second forgets failures before the first makes its runs, which then are the second's, too."""
     make_runs(runs, study.folder)
     tried.clear()
-    begun, failed = Barrier(3), []
+    failed = []
 
-    def engine(*_) -> InLine:
-        begun.wait(60)
-        return InLine()
+    class Slow(InLine):
+        def __init__(self) -> None:
+            super().__init__()
+            monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
+            failed.append(make_runs(runs, study.folder, retry_failed=True))
 
-    monkeypatch.setattr(studies, "PAUSE", 0.01)
-    monkeypatch.setattr(studies, "LocalWorkers", engine)
-    make = lambda: failed.append(make_runs(runs, study.folder, retry_failed=True))  # noqa: E731
-    sides = [Thread(target=make, daemon=True) for _ in range(3)]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join(60)
-    assert failed == [len(runs)] * 3
+    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: Slow())
+    failed.append(make_runs(runs, study.folder, retry_failed=True))
+    assert failed == [len(runs)] * 2
     assert sorted(tried) == sorted(run.name for run in runs)
 
 
@@ -94,9 +91,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     monkeypatch.setattr(work, "train_job", lambda job: pytest.fail("it is the other's"))
     finished, left = runs[:2]
     engine, found = InLine(), []
-    locks = [run_lock(run.folder(study.folder)) for run in (finished, left)]
-    for lock in locks:
-        lock.acquire()
+    held = [hold(run.folder(study.folder)) for run in (finished, left)]
     thread = Thread(target=lambda: found.extend(execute_runs([finished, left], study.folder, "", engine)), daemon=True)
     thread.start()
     until(lambda: engine.asked.total() == 2)
@@ -104,8 +99,8 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     assert engine.asked == {finished.name: 1, left.name: 1}
     finish(finished, study.folder)
     monkeypatch.setattr(work, "train_job", lambda job: 1 / 0)
-    for lock in locks:
-        lock.release()
+    for end in held:
+        end()
     thread.join(10)
     states = {run.name: outcome.state for run, outcome in found}
     assert states == {finished.name: State.FINISHED, left.name: State.FAILED}
@@ -139,29 +134,6 @@ def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
     times.add(other, 600)
     assert times.left([first, first, other], 2) == "about 0:06:00"
     assert times.left([], 1) == "about 0:00:00"
-
-
-@pytest.mark.parametrize(("seconds", "lines"), [(1, 1), (25, 2), (70, 6)])
-def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkeypatch, capsys, seconds, lines):
-    """And one at the end: each says how all six runs stand."""
-    clock = [0.0]
-
-    def execute(runs, root, *_):
-        for run in runs:
-            clock[0] += seconds
-            finish(run, root)
-            yield run, read_outcome(run.folder(root), run.config)
-
-    monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
-    monkeypatch.setattr(studies, "execute_runs", execute)
-    assert make_runs(runs, study.folder) == 0
-    printed = capsys.readouterr()
-    first, *told = printed.out.splitlines()
-    assert first == "6 runs: 6 to run"
-    assert len(told) == lines
-    assert told[-1] == "6 runs: 6 finished"
-    assert not printed.err
 
 
 @pytest.fixture
@@ -221,3 +193,26 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
     assert all(uninterrupted.results[run] == found for run, found in study.results.items())
     for run in study.finished:
         assert study.log(run).count("GPU available") == 1, "each is made once"
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(1, 1), (25, 2), (70, 6)])
+def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkeypatch, capsys, seconds, lines):
+    """And one at the end: each says how all six runs stand."""
+    clock = [0.0]
+
+    def execute(runs, root, *_):
+        for run in runs:
+            clock[0] += seconds
+            finish(run, root)
+            yield run, read_outcome(run.folder(root), run.config)
+
+    monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
+    monkeypatch.setattr(studies, "execute_runs", execute)
+    assert make_runs(runs, study.folder) == 0
+    printed = capsys.readouterr()
+    first, *told = printed.out.splitlines()
+    assert first == "6 runs: 6 to run"
+    assert len(told) == lines
+    assert told[-1] == "6 runs: 6 finished"
+    assert not printed.err

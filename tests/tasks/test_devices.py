@@ -219,8 +219,9 @@ def loss_and_gradients(task, batch):
     task.zero_grad()
     loss = task.training_step([tensor.to(task.device) for tensor in batch], 0)
     loss.backward()
-    gradients = {name: weight.grad.cpu() for name, weight in task.named_parameters() if weight.grad is not None}
-    return {"loss": loss.detach().cpu(), **gradients}
+    # copies, because `task.to` moves the gradients that a task has, too
+    copies = {name: weight.grad.clone().cpu() for name, weight in task.named_parameters() if weight.grad is not None}
+    return {"loss": loss.detach().cpu(), **copies}
 
 
 def repeats_on(device, name, attn):
@@ -234,6 +235,13 @@ def repeats_on(device, name, attn):
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+def test_gradients_stay_where_they_were_computed():
+    task, batch = small_task("NumberTask").eval(), small_batch("NumberTask")
+    found = loss_and_gradients(task, batch)
+    task.to("meta")
+    assert {str(value.device) for value in found.values()} == {"cpu"}
 
 
 @pytest.mark.gpu

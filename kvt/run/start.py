@@ -1,10 +1,13 @@
-"""The callback that makes and locks the folder of a run, and makes its loggers."""
+"""The callback that starts a run: it makes and locks the folder, makes the loggers, and chooses the threads."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from lightning import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
@@ -13,13 +16,17 @@ from kvt.run.folder import RunFolder
 from kvt.run.loggers import end_runs, hyperparameters, keep_ids, make_loggers
 from kvt.system.console import say
 from kvt.system.errors import UserError
+from kvt.system.hardware import fastest_threads, use_threads
 from kvt.system.quoting import printable
 
 
-class ClaimFolder(Callback):
+class StartRun(Callback):
     """Makes a run's folder, with the loggers that write into it, once all processes have started.
 
     Until then Ctrl-C ends each of them at once, and leaves nothing behind.
+    It trains with the number of threads that the run asks for, else with the fastest now; a resumed run keeps its own.
+    The number decides the last bit of a sum, so result.json has it. On a GPU, and with several processes, of which each
+    gets its part of the cores, torch's stays.
 
     Args:
         path: of the folder; of one that `is_new`, the place in which it gets the next number.
@@ -32,10 +39,14 @@ class ClaimFolder(Callback):
         folder: the first process's; the others have none, as under --fast_dev_run.
     """
 
+    TOKENS = 1024  # of a trial; a batch of lists has 2,048
+    state_key = "Threads"  # in checkpoints
+
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
         self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
         self.folder: RunFolder | None = None
         self.loggers: list[Logger] = []
+        self.threads = config.threads
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
@@ -52,6 +63,19 @@ class ClaimFolder(Callback):
         if not self.quiet:
             say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.threads is None and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
+            self.threads = fastest_threads(self._trial(pl_module))
+        if self.threads is not None:
+            use_threads(self.threads)
+
+    def _trial(self, task: Any) -> Any:
+        """Return the work to time: a linear layer of the model's median size, and GELU, on tokens of zeros."""
+        sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
+        weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
+        tokens = torch.zeros(self.TOKENS, weight.shape[1])
+        return lambda: F.gelu(F.linear(tokens, weight))
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Log the hyperparameters; TensorBoard gets them at the end, as it takes them together with the scores."""
         for logger in self.loggers:
@@ -59,6 +83,13 @@ class ClaimFolder(Callback):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
         if self.folder:
             keep_ids(self.loggers, self.folder.path)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"threads": torch.get_num_threads()}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        if self.purge_step is not None:
+            self.threads = state_dict["threads"]
 
     def release(self) -> None:
         """Unlock the folder, and end what its loggers have begun."""

@@ -1,0 +1,211 @@
+"""The numbers of the cells of a report's tables, and the comparisons of attentions in them."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvt.reports.names import metric_of
+from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
+from kvt.reports.tables import Table
+from kvt.study.outcomes import State
+
+CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
+NEARLY = 0.99  # of the highest value
+
+
+def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
+    """Add a column for each table that is over training: the mean of its metric over the validations of a run."""
+    of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
+    means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
+    return results.assign(**{name: results.name.map(values) for name, values in means.items()})
+
+
+def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
+    """Return the finished runs of a column in which the table's metric is a finite number."""
+    return _known(table.runs(results, column), table)
+
+
+def _known(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    return finite(results[results.state == State.FINISHED], table.metric)
+
+
+def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of a table in which a metric is a finite number, with the metric as float."""
+    rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
+    return rows[np.isfinite(rows[metric])]
+
+
+class Cell(NamedTuple):
+    """Statistics of an attention's runs in a column of a table, and the published numbers. Unknown numbers are NaN."""
+
+    metric: str
+    column: str
+    attention: str
+    mean: float  # and the rest of the `Summary` of the runs
+    over_settings: float
+    over_seeds: float
+    runs: int
+    settings: int
+    share_of_settings: float
+    wanted: int  # runs
+    wanted_settings: int
+    fewest_seeds: float  # of a setting that has runs
+    most_seeds: float
+    diverged: int
+    not_finite: int  # finished runs whose metric is not a finite number
+    published_mean: float
+    published_over_settings: float
+
+
+def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
+    """Return the cells of a table, column by column.
+
+    An attention without a run has cells only if it has published numbers, or if there are no runs at all.
+    """
+    cells, parts = [], {column: table.runs(results, column) for column in table.columns}
+    hidden = {*untried(results)} - {*table.published}
+    for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
+        ours = parts[column][parts[column].attention == attention]
+        known = _known(ours, table)
+        settings = known.task + " " + known.setting
+        seeds = [*map(int, settings.value_counts())]
+        theirs = table.published_right.get(attention, {}).get(column, (nan, nan))
+        cell = Cell(
+            **{"metric": table.metric, "column": column, "attention": attention},
+            **summarise(known[table.metric], settings)._asdict(),
+            wanted=len(ours),
+            wanted_settings=(ours.task + " " + ours.setting).nunique(),
+            fewest_seeds=min(seeds, default=nan),
+            most_seeds=max(seeds, default=nan),
+            diverged=int((ours.state == State.DIVERGED).sum()),
+            not_finite=int((ours.state == State.FINISHED).sum()) - len(known),
+            published_mean=theirs[0],
+            published_over_settings=theirs[1],
+        )
+        cells.append(cell)
+    return cells
+
+
+def untried(results: pd.DataFrame) -> list[str]:
+    """Return the attentions of which no run has begun; an empty list if no run of any attention has begun."""
+    tried = {*results.attention[results.state != State.NEW]}
+    return [name for name in results.attention.unique() if tried and name not in tried]
+
+
+class Compared(NamedTuple):
+    """A comparison of two attentions in a column or pool. Unknown numbers are NaN."""
+
+    table: int
+    column: str
+    attention: str
+    baseline: str
+    left_out: int  # settings that are at the ceiling or at chance
+    pairs: int = 0
+    settings: int = 0
+    seeds: int = 0
+    difference: float = nan  # in the metric's units, or of its logarithm, or of shares of solved runs
+    low: float = nan
+    high: float = nan
+    beyond_low: float = nan
+    beyond_high: float = nan
+    p_different: float = nan
+    p_equal: float = nan
+    solved: float = nan  # runs
+    solved_by_baseline: float = nan
+    untested: str = ""
+    verdict: str = ""
+
+    @property
+    def smallest_margin(self) -> float:
+        """The smallest margin that contains the interval."""
+        return max(abs(self.low), abs(self.high))
+
+
+def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
+    """Compare attentions in each column and pool of a report's tables; all comparisons are one family of tests.
+
+    Both p are corrected for all comparisons (Holm), the intervals are not. Settings in which every run of every
+    attention is at the ceiling or at chance are left out: they show that a task is too easy or too hard, and nothing
+    of a difference.
+    """
+    rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
+    p_different = holm(pd.Series([row.p_different for row in rows], dtype=float))
+    p_equal = holm(pd.Series([row.p_equal for row in rows], dtype=float))
+    found = []
+    for row, different, equal in zip(rows, p_different, p_equal, strict=True):
+        words = row.untested or verdict(row.difference, different, equal, tables[row.table].kind.better)
+        found.append(row._replace(p_different=different, p_equal=equal, verdict=words))
+    return found
+
+
+def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Compared]:
+    attentions = results.attention.unique()
+    against = [*((attention, attentions[0]) for attention in attentions[1:]), *table.pairs]
+    for column in (*table.columns, *table.pools):
+        runs = table.runs(results, column)
+        lost = Counter(runs.attention[runs.state == State.DIVERGED])
+        wide, telling = by_seed(results, table, column)
+        for attention, baseline in against:
+            pair = [attention, baseline]
+            if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
+                both = telling[pair].dropna()
+                line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
+                shown = both if len(both) else every
+                untested = _untested(shown, table.chance_in(column), table) or SILENT * (not len(both))
+                if lost[attention] > lost[baseline]:
+                    untested = "diverges"  # the pairs that are left are not a random sample
+                yield _measured(line._replace(untested=untested), shown, table)
+
+
+def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the metric of a column or pool, a row for each setting and seed, a column for each attention.
+
+    First of all finished runs, then without settings in which every run of every attention is at the ceiling, or every
+    one at chance. A setting's text begins with its task.
+    """
+    known = _known(table.runs(results, column), table)
+    known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
+    values, chance = known.groupby("setting")[table.metric], known.groupby("setting").chance.min()
+    easy, hard = values.min() > table.kind.highest - table.reach, values.max() < chance + table.reach
+    wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
+    return wide, wide[~wide.index.isin(chance.index[easy | hard], level="setting")]
+
+
+def _settings(both: pd.DataFrame) -> int:
+    return len(both.index.unique("setting"))
+
+
+def _untested(both: pd.DataFrame, chance: float | None, table: Table) -> str:
+    if both.min(axis=None) > table.kind.highest - table.reach:
+        return CEILING  # the task is too easy to tell them apart
+    at_chance = chance is not None and both.max(axis=None) < chance + table.reach
+    return CHANCE if at_chance else ""  # neither has learned anything
+
+
+def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
+    """Return a comparison with its difference, and with its interval and p values unless it is `untested`."""
+    ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
+    setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
+    numbers = compare(ours, theirs, setting, seed)
+    line = line._replace(pairs=numbers.pairs, settings=numbers.settings, seeds=numbers.seeds)
+    if line.column in table.solved:
+        shares = compare_shares(*(values >= NEARLY * table.kind.highest for values in (ours, theirs)))
+        difference = (shares.solved - shares.solved_by_baseline) / shares.pairs
+        line = line._replace(difference=difference, solved=shares.solved, solved_by_baseline=shares.solved_by_baseline)
+        return line if line.untested else line._replace(p_different=shares.different, p_equal=1.0)
+    line = line._replace(difference=numbers.difference)
+    if line.untested:
+        return line
+    (low, high), beyond = numbers.interval, numbers.interval_beyond
+    line = line._replace(low=low, high=high, beyond_low=beyond[0], beyond_high=beyond[1])
+    return line._replace(p_different=numbers.different, p_equal=numbers.equal(table.reach))
+
+
+def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
+    """Return the first step at which a metric has `NEARLY` its highest possible value, by name of the run."""
+    return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()

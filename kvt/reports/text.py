@@ -1,0 +1,166 @@
+"""Cells and comparisons of a table as text, and as the numbers of tables.csv."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf, isfinite, isnan, nan
+
+import numpy as np
+import pandas as pd
+
+from kvt.reports.comparisons import CEILING, Cell, Compared, steps_to_ceiling
+from kvt.reports.names import label
+from kvt.reports.tables import Table
+from kvt.system.quoting import Markdown, markdown_table
+from kvt.tasks.metrics import Metric
+
+
+def verdict_in_words(compared: Compared, kind: Metric) -> str:
+    """Return the verdict of a comparison, and with "undecided" the smallest margin, in points."""
+    margin = compared.smallest_margin if compared.verdict == "undecided" else nan
+    return compared.verdict + (f", ± {margin / kind.point:.2f}" if isfinite(margin) else "")
+
+
+def pair_of(compared: Compared) -> str:
+    return f"{label(compared.attention)} − {label(compared.baseline)}"
+
+
+def counts_of(compared: Compared) -> str:
+    """Return the counts behind a comparison: "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
+    counts = ((compared.pairs, "pair"), (compared.settings, "setting"), (compared.seeds, "seed"))
+    pairs, settings, seeds = (f"{number} {noun}{'s' * (number > 1)}" for number, noun in counts)
+    left_out = f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
+    return f"{pairs} of {settings} and {seeds}{left_out}"
+
+
+def difference_of(compared: Compared, kind: Metric) -> str:
+    """Return the difference of a comparison with its interval, in points, or the counts of solved runs."""
+    if isfinite(compared.solved):
+        return f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
+    return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind, " ")
+
+
+def interval_of(low: float, high: float, kind: Metric, before: str = "") -> str:
+    return f"{before}[{kind.points(low)}, {kind.points(high)}]" if isfinite(low) else "–" * (not before)
+
+
+def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False) -> Markdown:
+    """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
+    kind, all_published = table.kind, table.published_right if relabelled else table.published
+    lines = [["", *table.columns, "mean"]]
+    for attention in dict.fromkeys(cell.attention for cell in cells):
+        ours = [cell for cell in cells if cell.attention == attention]
+        means = np.array([cell.mean for cell in ours])
+        # a mean without all of its columns would be another one: NaN
+        lines.append([bold_label(attention), *(_cell(kind, cell) for cell in ours), kind.value(means.mean())])
+        if theirs := all_published.get(attention, {}):
+            published = [theirs.get(column, (nan, nan)) for column in table.columns]
+            their_means = np.array([mean for mean, _ in published])
+            texts = [_published(kind, *value) for value in published]
+            lines.append(["published", *texts, kind.value(their_means.mean())])
+            differences = kind.scaled(means) - kind.scaled(their_means)
+            lines.append(["difference", *map(kind.points, [*differences, differences.mean()])])
+    return markdown_table(lines)
+
+
+def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
+    """Return a table with a row for each comparison, without the columns of the tests if none is tested."""
+    lines = [["", "pair", "n", "difference", "beyond this grid", "p (no difference)", "p (TOST)", "verdict"]]
+    for one in compared:
+        beyond = interval_of(one.beyond_low, one.beyond_high, kind)
+        tests = [beyond, _p(one.p_different), _p(one.p_equal)]
+        about = [one.column, pair_of(one), counts_of(one), difference_of(one, kind)]
+        lines.append([*about, *tests, verdict_in_words(one, kind)])
+    untested = all(isnan(one.p_different) for one in compared)
+    return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
+
+
+def at_the_ceiling(compared: Sequence[Compared]) -> str:
+    """List the comparisons at the ceiling by column: "copy; reverse (all but KV+Pos); sort (KV)"."""
+    words = []
+    with_first = [one for one in compared if one.baseline == compared[0].baseline]
+    for column in dict.fromkeys(one.column for one in with_first):
+        here = [one for one in with_first if one.column == column]
+        easy = [label(one.attention) for one in here if one.verdict == CEILING]
+        hard = [label(one.attention) for one in here if one.verdict != CEILING]
+        if easy:
+            fewer = f" (all but {' / '.join(hard)})" if len(hard) < len(easy) else f" ({' / '.join(easy)})"
+            words.append(column + fewer * bool(hard))
+    return "; ".join(words)
+
+
+def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
+    """Return a table of the shares of variance that are due to settings; None if none is known."""
+    shares: dict[str, list[float]] = {}
+    for cell in cells:
+        shares.setdefault(cell.attention, []).append(cell.share_of_settings)
+    known = {attention: row for attention, row in shares.items() if any(map(isfinite, row))}
+    return attentions_table(table.columns, known, lambda share: f"{100 * share:.0f} %") if known else None
+
+
+def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
+    """Return a table of the median step at which runs reach `NEARLY` the highest value in validation, else None."""
+    metric = f"val/{table.metric.partition('/')[2]}"
+    if metric not in histories:
+        return None
+    runs = histories.dropna(subset=metric).drop_duplicates("name")
+    runs = runs.assign(steps=runs.name.map(steps_to_ceiling(histories, metric)).fillna(inf))
+    medians = {c: runs[runs.name.isin(table.columns[c])].groupby("attention").steps.median() for c in columns}
+    rows = pd.DataFrame(medians, index=runs.attention.unique()).itertuples()
+    return attentions_table(columns, {name: row for name, *row in rows}, "{:,.0f}".format)
+
+
+def attentions_table(
+    columns: Iterable[str], rows: Mapping[str, Iterable[float]], form: Callable[[float], str]
+) -> Markdown:
+    """Return a table of numbers, a row for each attention; a dash where there is none."""
+    lines = [[bold_label(name), *(form(x) if isfinite(x) else "–" for x in row)] for name, row in rows.items()]
+    return markdown_table([["", *columns], *lines])
+
+
+def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table) -> list[pd.DataFrame]:
+    """Return the cells with the comparisons of their attentions, and the comparisons in pools, for tables.csv."""
+    found = pd.DataFrame(cells, columns=Cell._fields)
+    unused = [] if found.published_mean.notna().any() else ["published_mean", "published_over_settings"]
+    unused += [] if found.not_finite.any() else ["not_finite"]
+    found = found.replace({"not_finite": {0: nan}}).drop(columns=unused)
+    rows = pd.DataFrame(compared, columns=Compared._fields).drop(columns="table")
+    rows.insert(len(rows.columns) - 1, "smallest_margin", [one.smallest_margin for one in compared])
+    return [
+        found.merge(rows.drop(columns="settings"), how="left"),
+        rows[rows.column.isin(table.pools)].assign(metric=table.metric),
+    ]
+
+
+def bold_label(attention: str) -> Markdown:
+    return Markdown("**{}**").format(label(attention))
+
+
+def _cell(kind: Metric, cell: Cell) -> str:
+    if not cell.wanted:
+        return "not in this scale"
+    lost = cell.not_finite
+    gone = f", {cell.diverged} diverged" * (cell.diverged > 0)
+    gone += f", {lost} without a finite number" * (lost > 0)
+    if not cell.runs:
+        return f"{'no value' if lost > 0 else 'not run'} (0 of {cell.wanted}{gone})"
+    spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
+    count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}{_share(cell)}"
+    return f"{kind.value(cell.mean)}{spread}, n = {count}"
+
+
+def _share(cell: Cell) -> str:
+    """Return how many settings of a cell have runs, and with how many seeds."""
+    seeds = (
+        f"{cell.fewest_seeds:.0f}"
+        if cell.fewest_seeds == cell.most_seeds
+        else f"{cell.fewest_seeds:.0f} to {cell.most_seeds:.0f}"
+    )
+    of = f"; {cell.settings} of {cell.wanted_settings} settings" * (cell.wanted_settings > 1)
+    return f"{of}, {seeds} seed{'s' * (cell.most_seeds > 1)}"
+
+
+def _p(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+
+
+def _published(kind: Metric, mean: float, std: float) -> str:
+    return kind.value(mean) + (f" ± {kind.value(std)}" if isfinite(std) else "")

@@ -1,0 +1,136 @@
+"""The options of all tasks of kvt, declared once: the model's blocks, its attention and the learning rate."""
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature, signature
+from types import FunctionType
+from typing import Any, ClassVar
+
+from torch import nn
+
+from kvt.attention import FORMULAS, AttentionFactory, AttentionSettings
+from kvt.attention.factory import find_attention
+from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
+from kvt.models.embedding import attention_settings
+from kvt.system.errors import UserError, argument_types
+from kvt.system.hardware import MetaParameters
+from kvt.tasks.base import Task
+from kvt.tasks.schedules import NEEDS, SCHEDULES
+
+
+class BlockTask(Task):
+    __doc__ = f"""A task whose model is made of transformer blocks.
+
+    A subclass implements `make_model(spec, …)`, which returns the model. The parameters of `make_model` that have a
+    default are further arguments of the constructor. Keywords of the class statement replace the defaults below:
+
+        class ListTask(BlockTask, Classification, norm="post", warmup=5):
+            def make_model(self, spec, smoothing: float = 0.0): …
+
+    Args:
+        spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
+        attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. Here g and c are a
+            gain and a bias of each key, R(φ) turns the key that asks, and a hat is a norm.
+        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
+            init.
+        dim: width of the model.
+        depth: number of layers.
+        heads: number of attention heads.
+        pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
+        norm: pre: x + f(LN(x)), or post: LN(x + f(x)).
+        activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
+        expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
+        match: an attention, such as qkv: expansion is then whatever gives the task as many parameters as it has with
+            that attention, without attn_kwargs, to half a percent. Notes of the result say what it came to.
+        dropout: of residual branches and feed-forward networks.
+        smoothing: probability taken from the true class in training, and spread over all.
+        lr: learning rate.
+        warmup: steps of linear warm-up; one_cycle and multistep have none.
+        schedule: of the rate: {", ".join(name for name in SCHEDULES if name not in NEEDS)}, some
+            tasks {" or ".join(NEEDS)}.
+    """
+
+    own: ClassVar[Mapping[str, Parameter]] = {}  # the further arguments of the constructor
+    make_model: Callable[..., nn.Module]
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        attn: str = "kv",
+        attn_kwargs: AttentionSettings | None = None,
+        dim: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        pos_dim: int = 10,
+        norm: str = "pre",
+        activation: str = "relu",
+        expansion: Expansion = 4,
+        match: str | None = None,
+        dropout: float = 0.1,
+        lr: float = 1e-3,
+        warmup: int = 0,
+        schedule: str = "constant",
+        **own: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "spec", "own", "__class__")}
+        given = {**{name: one.default for name, one in self.own.items()}, **given, **own}
+        own = {name: given[name] for name in {**self.own, **own}}  # hyperparameters have those that are not given, too
+        super().__init__(spec)
+        self.options = given
+        style = BlockStyle(norm, activation, self.matched(match, expansion))
+        self.blocks: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
+        self.model = self.make_model(spec, **own)
+        self.set_rate(lr, warmup, schedule)
+
+    def __init_subclass__(cls, **usual: Any) -> None:
+        """Make the constructor of a subclass: a copy of `BlockTask.__init__` with other defaults and more arguments."""
+        super().__init_subclass__()
+        init: Any = cls.__init__
+        if init.__code__ is not BlockTask.__init__.__code__:
+            return  # a constructor of the subclass
+        *arguments, _ = signature(BlockTask.__init__).parameters.values()
+        usual = dict(zip([one.name for one in arguments[2:]], init.__defaults__, strict=True)) | usual
+        if "make_model" in vars(cls):
+            parameters = signature(cls.make_model).parameters.items()
+            cls.own = {name: one for name, one in parameters if one.default is not Parameter.empty}
+        shared = {one.name: one.replace(default=usual.get(one.name, one.default)) for one in arguments}
+        shared |= cls.own
+        defaults = tuple(shared[name].default for name in usual)
+        made: Any = FunctionType(init.__code__, init.__globals__, "__init__", defaults, init.__closure__)
+        made.__signature__ = Signature([*shared.values()])
+        cls.__init__ = made  # type: ignore[method-assign]
+
+    def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
+        """Return the `AttentionFactory` of a model: it has the task's options, and further `settings` of the model."""
+        own, given = self.options, attention_settings(positions, self.options["attn_kwargs"])
+        sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
+        return AttentionFactory(own["attn"], given, **{**sizes, **settings})
+
+    def matched(self, match: str | None, expansion: Expansion) -> Expansion:
+        """Set and return `expansion`, so that the task has as many parameters as with the attention `match`.
+
+        Without `match`, it is the given one. Raises UserError if no expansion comes within half a percent.
+        """
+        self.expansion = expansion
+        if match is None:
+            return expansion
+        cls = type(self)
+        own = {name: value for name, value in self.hparams.items() if name in argument_types(cls)}
+
+        def count(**settings: Any) -> int:
+            with MetaParameters():
+                return int(cls(**{**own, "match": None, **settings}).num_parameters)
+
+        find_attention(match, "match")
+        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared but what `match` itself shares
+        wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
+        one, two = count(expansion=1), count(expansion=2)
+        if not expansion or one == two:
+            raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
+        expansion = max(0, 1 + (wanted - one) / (two - one))
+        found = count(expansion=expansion)
+        numbers = f"{found:,} parameters, {wanted:,} with {match}"
+        if abs(found / wanted - 1) > 0.005:
+            raise UserError(f"match={match}: no width of the feed-forward networks fits, the nearest has {numbers}")
+        self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
+        self.expansion = expansion
+        return expansion
