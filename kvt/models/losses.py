@@ -63,7 +63,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
     exact, wanted, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, targets != ignore
     if exact.is_cpu:  # classes second, not last: there up to six times as fast for the ten digits of lists
         exact = exact.movedim(-1, 1)
-    else:  # in one dimension: on a GPU torch adds up those of several in any order, and refuses to with deterministic
+    else:  # in one dimension: on a GPU torch adds up losses of several in any order, and refuses to if deterministic
         exact, wanted = exact.flatten(0, -2), targets.flatten()
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)
     nll = loss = F.nll_loss(log_p, wanted, ignore_index=ignore)
@@ -102,41 +102,44 @@ class _Aim:
             self.more = 1 - self.other * (classes - 1)
             self.entropy = -(1 - smoothing) * log(1 - smoothing) - (smoothing * log(self.other) if smoothing else 0)
 
-    def others(self, log_p: Tensor) -> Tensor:
-        """Return −Σ_c log p_c over all classes but `pad`, which are the second dimension."""
-        return (0 if self.pad is None else log_p.select(1, self.pad)) - log_p.sum(1)
+    def others(self, x: Tensor) -> Tensor:
+        """Return −Σ_c x_c over all classes but `pad`, which are the second dimension, in float32 or better."""
+        total = x.sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return (0 if self.pad is None else x.select(1, self.pad)) - total
 
     def subtract(self, p: Tensor, target: Tensor) -> Tensor:
-        """Return p − t, in place of p: the gradient of −Σ_c t_c log p_c for the logits."""
+        """Return p − t, in place of p, (P, C), for targets (P, 1): the gradient of −Σ_c t_c log p_c for the logits."""
         slope = p.sub_(self.other) if self.other else p
         if self.pad is not None:
             slope[:, self.pad] += self.other
-        truth = target.unsqueeze(1)
-        return slope.scatter_add_(1, truth, slope.new_full(truth.shape, -self.more))
+        return slope.scatter_add_(1, target, slope.new_full(target.shape, -self.more))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, found: Predictions, smoothing: float, *others: Any
-    ) -> tuple[Tensor, ...]:
-        (teacher, differentiate), aim = others, _Aim(len(weight), smoothing, found.ignore)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+        found, smoothing, teacher, differentiate = settings
         real = (found.targets != found.ignore).to(torch.promote_types(x.dtype, torch.float32))
-        share, each, right = real / real.sum(), torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
-        more = share.new_zeros(())  # loss than of the true classes alone
+        aim, share, more = _Aim(len(weight), smoothing, found.ignore), real / real.sum(), real.new_zeros(())
+        each, right = torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else weight.dtype
+        dtype = (x[:1] @ weight[:1].mT).dtype  # autocast chooses it, if it is enabled
         # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
+        apart = dtype == share.dtype  # add the bias after the product: oneDNN takes half as long again for both at once
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
-            part, target = share[rows], found.targets[rows].clamp_min(0)
-            logits = F.linear(x[rows], cast_weight, cast_bias)
-            log_p = logits.log_softmax(1, dtype=share.dtype)
-            right[rows] = log_p.argmax(1) == found.targets[rows]
-            each[rows] = -log_p.gather(1, target.unsqueeze(1)).squeeze(1) * real[rows]
+            part, target = share[rows], found.targets[rows].clamp_min(0).unsqueeze(1)
+            logits = F.linear(x[rows], cast_weight, None if apart else cast_bias)
+            logits = logits.add_(cast_bias) if apart else logits
+            top, best = logits.max(1, keepdim=True)
+            p, top = logits.softmax(1, dtype=share.dtype), top.to(share.dtype)
+            log_z = -p.gather(1, best).log()  # z = Σ_c exp(logit_c − top); log p of all classes takes another pass
+            right[rows] = best.squeeze(1) == found.targets[rows]
+            each[rows] = (top - logits.gather(1, target) + log_z).squeeze(1) * real[rows]
             if smoothing:  # a sum: autocast would round a product with `@` to half precision
-                more = more + aim.other * (aim.others(log_p) * part).sum()
-            slope = aim.subtract(log_p.exp_(), target) if differentiate else log_p
+                others = aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)
+                more = more + (others * part).sum()
+            slope = aim.subtract(p, target) if differentiate else p
             if teacher:
                 theirs, ours = teacher.log_p(logits, rows)
                 divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1)
@@ -147,8 +150,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 slope = slope.to(weight.dtype)  # `part` multiplies the smaller tensors
                 gradients[0][rows] = (slope @ cast_weight) * part.unsqueeze(1)
                 gradients[1].addmm_(slope.mT, (x[rows] * part.unsqueeze(1)).to(weight.dtype))
-                gradients[2].addmv_(slope.mT, part.to(bias.dtype))
-            del logits, log_p, slope  # free them before the next chunk
+                gradients[2].unsqueeze(0).addmm_(part.to(bias.dtype).unsqueeze(0), slope)  # `addmv_` is slow in oneDNN
+            del logits, p, slope  # free them before the next chunk
         ctx.settings = found, smoothing, teacher
         ctx.save_for_backward(x, weight, bias, *gradients)
         nll = (each * share).sum()
