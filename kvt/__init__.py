@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: importing torch takes seconds, and `kvt --help` needs none of it."""
+    """Import a public name on first use: importing torch takes seconds, and `kvt --help` does not need it."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'kvt' has no attribute {name!r}")

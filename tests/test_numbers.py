@@ -221,24 +221,24 @@ def recall() -> Told:
     wide, narrow = (
         [g["test/acc"] >= NEARLY for _, g in each[each["model.dim"] == d].groupby(without)] for d in (64, 32)
     )
-    text = "KV without self learns the task in all {} runs, with both rates, and KV in {} of {};"
+    text = "KV without self learns the task in all {} runs, with both learning rates, and KV in {} of {}."
     yield text, [wide[1].sum(), wide[0].sum(), len(wide[0])]
     assert wide[1].all()
-    yield "at d 32 it learns it in none of {}, where", [len(narrow[1])]
+    yield "At d 32 KV without self learns the task in none of {} runs", [len(narrow[1])]
     assert not narrow[1].any()
-    yield "{} and {} are to name any of the values that stand there", [1 / 4, 1 / 8]
+    yield "has an accuracy of {} with 4 pairs and {} with 8", [1 / 4, 1 / 8]
     shaped = chosen("recall-laptop", *attentions, pairs=4)
     shaped = shaped[shaped["test/acc"].between(0.7, 0.8)]
     assert [*shaped.attention.value_counts().items()] == [("kv", 2), ("kv+pos", 1)]
-    yield "An accuracy of {} has a shape", [shaped["test/acc"].median()]
+    yield "Three models have an accuracy of {} for one reason", [shaped["test/acc"].median()]
     loss = 100 * (mean("recall-laptop", "qkv") - mean("recall-laptop", "q-kv"))
-    yield "nothing beside a query of their own ({} points)", [loss]
+    yield "loses nothing if there is a separate query ({} points)", [loss]
     lost = chosen("recall-workstation", *attentions)["test/acc"]
-    yield "The others mostly stay near a guess ({})", [lost[lost < NEARLY].median()]
+    yield "The other models mostly stay near chance ({})", [lost[lost < NEARLY].median()]
     table = open_record("lengths-laptop").table("test/acc")
     yield "chance is {})", [min(table.chance.values())]
     ends = [mean("lengths-laptop", name) for name in ("k", "q-kv")]
-    yield "all learn it but Q=K=V ({}), Q≠K=V in part ({})", ends
+    yield "learn the task except Q=K=V ({}), and Q≠K=V learns a part ({})", ends
     for name in ("qkv", "kv+pos", "kv+phase", "kv"):
         longer = [mean("lengths-laptop", name, f"test/acc_{n}_long") for n in (128, 256, 512, 1024, 4096)]
         yield f"| {label(name)} | " + " | ".join(["{}"] * 6) + " |", [mean("lengths-laptop", name), *longer]

@@ -1,4 +1,4 @@
-"""Measure attention layers of one size against each other."""
+"""Compares attention layers of the same size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -17,13 +17,13 @@ from kvt.system.errors import is_out_of_memory
 
 
 class Variant(NamedTuple):
-    """An attention with its heads: one line of each table."""
+    """An attention with its numbers of heads: one line of each table."""
 
-    name: str  # in the table
+    name: str  # shown in the table
     attn: str  # name or import path
     heads: int
     kv_heads: int | None
-    settings: Mapping[str, Any] = MappingProxyType({})  # other arguments of its class
+    settings: Mapping[str, Any] = MappingProxyType({})  # other arguments of the attention's class
 
     def make(self, d: int, n: int, pos_dim: int) -> nn.Module:
         settings = {**self.settings} if self.kv_heads is None else {**self.settings, "kv_heads": self.kv_heads}
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
 def compare(
     cost: Cost, variants: Sequence[Variant], n: int, d: int, *, batch: int, pos_dim: int, repeats: int, device: str
 ) -> list[dict[str, Any]]:
-    """Return a row of `csv_columns` for each variant, for n tokens and width d. A note tells what ran out of memory."""
+    """Return a row of `csv_columns` for each variant, for n tokens and width d; "note" may be "out of memory"."""
     common = dict.fromkeys(csv_columns(cost)) | {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
     calls: dict[tuple[int, str], Callable[[], object]] = {}
@@ -55,7 +55,7 @@ def compare(
 
 
 def _finish(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """Add ratios to the first row, of samples round by round; replace samples by their quartiles."""
+    """Add the ratio of each row to the first row, computed for each round; replace samples by their quartiles."""
     for name, of in ((column.name, column.ratio_of) for column in columns if column.ratio_of):
         for row in rows:
             if row[of] is not None and rows[0][of] is not None:

@@ -1,4 +1,4 @@
-"""What is measured of a layer, and how it is shown: the cost of training it, or of decoding with it."""
+"""The quantities that `kvt bench` measures of a layer, in training or in decoding, and the columns that show them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,26 +11,26 @@ from kvt.bench.measure import cache_bytes_per_token, count_flops, decoding, pape
 
 
 class Column(NamedTuple):
-    """A column of the tables, of the CSV and of the plot."""
+    """A column of the CSV and of the Markdown tables, or a panel of the plot."""
 
-    name: str  # in the CSV
-    heading: str  # in Markdown
-    unit: float = 1  # in which Markdown and the plot show it
-    sampled: bool = False  # whether the CSV has its quartiles, too: {name}_q1 and {name}_q3
-    ratio_of: str = ""  # the column whose ratio to the first attention's it is
-    label: str = ""  # in the plot, which shows the columns that have one
+    name: str  # name in the CSV
+    heading: str  # heading in Markdown
+    unit: float = 1  # Markdown and the plot show the value divided by this unit
+    sampled: bool = False  # whether the CSV also has the quartiles, {name}_q1 and {name}_q3
+    ratio_of: str = ""  # for a ratio to the first attention: the name of the column that is divided
+    label: str = ""  # axis label in the plot; the plot leaves out columns without a label
 
 
 class Cost(NamedTuple):
-    """A benchmark of a layer, training or decoding: title and notes of its table, its columns, how to measure them."""
+    """A benchmark of a layer, of training or decoding: title, notes and columns of its table, and its measurement."""
 
     title: str
     notes: str
     columns: tuple[Column, ...]
     measure: Callable[[nn.Module, Tensor, dict[str, Any]], dict[str, Callable[[], object]]]
-    """Adds the counts of a layer for x, (B, N, dim), to a row; returns the calls to be timed, by column."""
+    """Adds counts of a layer for x, (B, N, dim), to a row; returns the functions to time, by column."""
     from_seconds: Callable[[NDArray[np.float64], int], NDArray[np.float64]]
-    """Returns what these columns show, of the seconds of the calls and B."""
+    """Returns the values of the timed columns from the seconds of the calls and the batch size B."""
 
 
 def _training(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Callable[[], object]]:
@@ -40,7 +40,7 @@ def _training(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Cal
     row["forward_flops_per_example"] = count_flops(lambda: layer(example))
     row["cache_bytes_per_token"] = cache_bytes_per_token(layer, example)
     forward, training = steps(layer, x.requires_grad_())
-    training()  # warms up, or runs out of memory
+    training()  # a warm-up, which raises if memory is too small
     row["training_peak_bytes"] = peak_bytes(training, x.device.type)
     return {"forward_ms": forward, "training_ms": training}
 

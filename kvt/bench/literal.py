@@ -1,4 +1,4 @@
-"""The paper's formula for positions of the map, computed literally: a slow baseline, and the oracle of the tests."""
+"""The paper's positional encoding of attention maps, computed literally: a slow baseline, and an oracle for tests."""
 
 from typing import Any
 
@@ -29,7 +29,10 @@ def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) 
 
 
 class LiteralMap(MapPosition):
-    """`MapPosition` whose logits are `map_logits`: same parameters and numbers, but a tensor (B, heads, N, M, m)."""
+    """A `MapPosition` that computes its logits by `map_logits`, with a tensor (B, heads, N, M, m).
+
+    Parameters and results are those of `MapPosition`.
+    """
 
     def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:
         super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, **kwargs)
@@ -42,4 +45,4 @@ class LiteralMap(MapPosition):
 
 
 class LiteralKVPos(LiteralMap, KVPos):
-    """`KVPos` as the paper writes it: softmax(Linear_{m→1}(α K Kᵀ · 1_m + P)) V."""
+    """`KVPos` by the paper's formula: softmax(Linear_{m→1}(α K Kᵀ · 1_m + P)) V."""

@@ -1,4 +1,4 @@
-"""Measure the time, memory and FLOPs of a call, and compute a layer's cost by the paper's formulas."""
+"""Measures time, memory and FLOPs of a function call, and computes a layer's cost by the paper's formulas."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,17 +19,18 @@ from kvt.attention.kernels import explicit_maps
 from kvt.attention.map_position import MapPosition
 from kvt.system.errors import UserError
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports its start and end on stderr
-SAMPLE_SECONDS = 0.01  # the least duration of a sample: clocks are too coarse for a single call
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from printing its start and end on stderr
+SAMPLE_SECONDS = 0.01  # least duration of a sample, because clocks are too coarse for a single call
 Name = TypeVar("Name", bound=Hashable)
 Samples = list[float]
 """Seconds of one call, one number per round."""
 
 
 def timed(calls: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, Samples]:
-    """Return the seconds of each call, measured once per round: a machine that slows down affects all of them.
+    """Return samples of the seconds of each function, one in every round.
 
-    A sample is the mean of as many calls as take `SAMPLE_SECONDS`, a number found once.
+    All functions are timed in each round, so that a machine that slows down affects all of them. A sample is the mean
+    over several calls that together take at least `SAMPLE_SECONDS`; their number is measured before the first round.
     """
     timers = {name: Timer(call, timer=_now) for name, call in calls.items()}
     numbers = {name: _calls_per_sample(timer) for name, timer in timers.items()}
@@ -55,15 +56,15 @@ def _calls_per_sample(timer: Timer) -> int:
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return first quartile, median and third quartile."""
+    """Return the first quartile, the median and the third quartile."""
     first, median, third = np.quantile(samples, [0.25, 0.5, 0.75]).tolist()
     return first, median, third
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Count the floating-point operations of the matrix products in a call, two per multiply-add.
+    """Return the number of floating-point operations of the matrix products in a call, two per multiply-add.
 
-    The count is of the formula: it does not depend on the kernel that the sizes and the processor choose.
+    The number does not depend on the kernel: attention is computed by its explicit formula while counting.
     """
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
@@ -73,8 +74,8 @@ def count_flops(call: Callable[[], object]) -> int:
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
     """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens.
 
-    `qkv` has 2d² and 2nd², `kv` d² and nd², `kv+pos` d² + m and nd² + n²m: the product of query and key, the value and
-    the output are not counted. A layer without logits has (None, None).
+    `qkv` has 2d² parameters and 2nd² multiply-adds, `kv` d² and nd², `kv+pos` d² + m and nd² + n²m. The product of
+    query and key, the value and the output are not counted. A layer without logits has (None, None).
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -85,7 +86,7 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
 
 @torch.no_grad()
 def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
-    """Return the bytes that incremental decoding of x, (1, N, dim), caches per token; None if not an `Attention`."""
+    """Return the bytes of the key-value cache per token of x, (1, N, dim); None if the layer is no `Attention`."""
     if not isinstance(layer, Attention):
         return None
     cache = KVCache(max_len=x.shape[1])
@@ -96,9 +97,9 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache]:
     """Return a function that decodes the last token of x, (B, N, dim) → (B, 1, dim), and the cache of all N tokens.
 
-    The function takes its token out of the cache again before it adds it, so each call does the same.
+    Each call first removes the last token from the cache, so that all calls do the same.
     """
-    n, token = x.shape[1], x[:, -1:].clone()  # a view would keep x
+    n, token = x.shape[1], x[:, -1:].clone()  # a view would keep x in memory
     cache = KVCache(max_len=n)
 
     @torch.no_grad()
@@ -109,7 +110,7 @@ def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache
     if isinstance(layer, Attention):
         with torch.no_grad():
             _, k, v = layer.rotate(*layer.project(x), start=0)
-            cache.append(k, v)  # without the maps of all tokens, which may not fit the memory
+            cache.append(k, v)  # filled without attention maps of all tokens, which may need too much memory
         step()
     if cache.length < n:
         raise UserError(f"--decode: {type(layer).__name__} does not use a cache: leave it out of --attn")
@@ -132,7 +133,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
-    """Return the most memory that a call holds at once, beyond what was allocated before."""
+    """Return the peak memory of a call in bytes, in addition to the memory allocated before."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -144,9 +145,9 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
 
 def allocations(step: Callable[[], object]) -> list[int]:
-    """Return the bytes that a call on a CPU allocates (> 0) and frees (< 0), in order, within kernels too."""
+    """Return the bytes of each allocation (> 0) and release (< 0) in a call on a CPU, in order, including kernels'."""
     kinds = [ProfilerActivity.CPU]
-    # acc_events: torch 2.11 would warn that a further profiling cycle loses the events
+    # without acc_events, torch 2.11 warns that the next profiling cycle loses the events
     with profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
         step()
     assert profiler.profiler is not None

@@ -1,4 +1,4 @@
-"""The measured table as a plot: costs against sequence length."""
+"""Plots of the measured costs against sequence length."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -17,10 +17,11 @@ MARKERS = "os^Dv*PX<>hd"
 
 
 def draw(cost: Cost, rows: Sequence[Row]) -> Figure:
-    """Plot the labelled columns of a cost against n, a row of panels each; a column of panels per width d and batch.
+    """Plot the columns of a cost that have a label against n.
 
-    Colour and marker stand for the attention, the line style for the number of heads. A later line is thinner: it does
-    not hide one that it coincides with.
+    Each such column has a row of panels, with one panel for each width d and batch size. Colour and marker stand for
+    the attention, the line style for the number of heads. Each line is thinner than the line before, so that equal
+    lines are all visible.
     """
     table = pd.DataFrame(rows).assign(heads=[heads_of(row) for row in rows]).sort_values("n", kind="stable")
     names, heads = ([*table[key].unique()] for key in ("attention", "heads"))
@@ -44,6 +45,6 @@ def draw(cost: Cost, rows: Sequence[Row]) -> Figure:
         axes.grid(color="0.88")
         axes.set(title=f"d = {width}, batch {batch}", xlabel="tokens n", ylabel=column.label)
         axes.label_outer()
-    looks: dict[str, Any] = {"frameon": False, "fontsize": "small", "handlelength": 3.5}  # shows thick dashes
+    looks: dict[str, Any] = {"frameon": False, "fontsize": "small", "handlelength": 3.5}  # long enough for thick dashes
     figure.legend(handles=panels[0, 0].lines, loc="outside right upper", **looks)
     return figure

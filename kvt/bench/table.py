@@ -1,4 +1,4 @@
-"""Measured numbers as CSV and as Markdown."""
+"""Formats measurements as CSV and as Markdown tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -15,7 +15,7 @@ ASKED = ("attention", "heads", "kv_heads", "n", "d", "batch", "pos_dim", "device
 
 
 def csv_columns(cost: Cost) -> list[str]:
-    """Return the columns of the CSV. q1 and q3 are quartiles; unknown values are empty."""
+    """Return the columns of the CSV; names that end in _q1 and _q3 are first and third quartiles."""
     measured = (column.name + q for column in cost.columns for q in ("", "_q1", "_q3")[: 3 if column.sampled else 1])
     return [*ASKED, *measured, "note"]
 
@@ -25,7 +25,7 @@ def csv_row(row: Row) -> dict[str, Any]:
 
 
 def markdown(cost: Cost, rows: Sequence[Row], repeats: int) -> str:
-    """Return how the rows were measured, and one table for each d, batch and n."""
+    """Return a Markdown text with title, method and notes, and one table for each n, d and batch size."""
     layer = f"One self-attention layer, float32, m = {rows[0]['pos_dim']}"
     measured = f"{repeats} samples each, taken in turns, on {machine(rows[0]['device'])}."
     head = ["attention", "heads / kv", *(column.heading for column in cost.columns)]
@@ -49,7 +49,7 @@ def heads_of(row: Row) -> str:
 
 
 def machine(device: str) -> str:
-    """Return one line about the machine: the GPU, or processor, threads and float32 products; and torch's version."""
+    """Return one line with torch's version, and with the GPU or else with processor, threads and float32 products."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"
@@ -61,7 +61,7 @@ def spread(quartiles: Iterable[float]) -> str:
 
 
 def number(value: float | None, unit: float = 1) -> str:
-    """Format counts in full, measured values with three digits.
+    """Format a count with all digits, and a measured value with three digits.
 
     >>> number(12345), number(12345, 1e6), number(1234.5), number(1.0), number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')

@@ -1,4 +1,4 @@
-"""`kvt bench`."""
+"""The command `kvt bench`."""
 
 import re
 from itertools import product
@@ -21,7 +21,7 @@ from kvt.view.maps import save
 
 ALL, WIDTHS, HEADS, BATCHES = [*ATTENTION], [64, 256], [4], [16]
 LENGTHS = {False: [16, 64, 256], True: [256, 1024, 4096]}
-"""By `decode`: a cache outweighs the layer's weights only when it is long."""
+"""Default lengths by `decode`; decoding needs longer ones, because only a long cache is larger than the weights."""
 OF_LENGTHS: list[int] = []
 HEADS_AND_ONE: list[int] = []
 
@@ -40,35 +40,36 @@ def bench(
     plot: bool = False,
     decode: bool = False,
 ) -> None:
-    """Measure what every attention costs: Table 1 of the paper, with clocks.
+    """Measure time, memory and FLOPs of each attention, and compare them with the formulas of the paper's Table 1.
 
-    One self-attention layer for each attention and size: parameters and FLOPs (of matrix products, two per
-    multiply-add) beside the paper's formulas (multiply-adds of what the scores are made of, without value and output),
-    time of a forward pass and of a training step, peak memory of that step, bytes that decoding caches per token.
-    Attentions are timed in turns, so that a machine that slows down affects all of them.
+    Each attention and size is measured in one self-attention layer: parameters and FLOPs, the paper's formulas, time of
+    a forward pass and of a training step, peak memory of a training step, and bytes per token in the key-value cache.
+    FLOPs count matrix products, two per multiply-add. The paper's formulas count the multiply-adds of the scores,
+    without value and output. Attentions are timed in turns, so that a machine that slows down affects all of them.
 
-    With --decode it is the cost of writing instead: tokens per second of a layer that adds one token to a cache and
-    attends to all that it holds, and bytes of that cache.
+    With --decode, the command measures decoding instead: tokens per second of a layer that adds one token to a
+    key-value cache and attends to all tokens in it, and bytes of the cache.
 
     Args:
-        attn: attentions, by name or import path; the others are compared with the first. With arguments of its own, as
-            mla,rank=128 or q-kv,kv_heads=2, one is measured as they say, whatever --kv_heads. The paper's formula for
-            kv+pos, computed literally, is kvt.bench.literal.LiteralKVPos: it takes a tensor of
+        attn: attentions, by name or import path; the others are compared with the first. Arguments of an attention
+            follow its name, as in mla,rank=128 or q-kv,kv_heads=2; then --kv_heads does not apply to it.
+            kvt.bench.literal.LiteralKVPos computes the paper's formula for kv+pos literally, with a tensor of
             batch · heads · n² · pos_dim numbers.
-        n: sequence lengths, or with --decode tokens in the cache; default: 16 64 256, or with --decode 256 1024 4096.
+        n: sequence lengths, or with --decode numbers of tokens in the cache; default: 16 64 256, or with --decode
+            256 1024 4096.
         d: model widths.
         heads: numbers of heads.
         kv_heads: numbers of key and value heads; default: all heads, and one (multi-query attention).
-        batch: numbers of sequences at once.
-        pos_dim: channels m of the positional encoding of the map.
-        repeats: samples of each time.
-        device: cpu or cuda; default: cuda if there is one.
+        batch: batch sizes.
+        pos_dim: channels m of the positional encoding of the attention map, for attentions such as kv+pos.
+        repeats: number of samples of each time.
+        device: cpu or cuda; default: cuda if there is a GPU.
         out: path of the table without its ending: .csv, .md and .png are added.
-        plot: whether to plot time and memory, or tokens per second and bytes, against n.
-        decode: whether to measure decoding instead. Each step decodes the n-th token of every sequence: the cache holds
-            n tokens every time. At a small n a step reads mostly the layer's weights, at a large one mostly the cache.
-            The cache takes half the bytes where the key is also the value (q-kv, k), and fewer with --kv_heads; a step
-            reads a shared head once for all of its queries. The caches of all attentions are in memory at once.
+        plot: plot time and memory, or with --decode tokens per second and bytes, against n.
+        decode: measure decoding instead of training. Each step decodes the n-th token of every sequence, so the cache
+            always holds n tokens. At a small n, a step mostly reads the layer's weights, at a large n the cache. The
+            cache has half the size if the key is also the value (q-kv, k), and is smaller with fewer --kv_heads. The
+            caches of all attentions are in memory at the same time.
     """
     require_positive(pos_dim=pos_dim, repeats=repeats)
     n = n or LENGTHS[decode]
@@ -77,12 +78,12 @@ def bench(
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     if (device := device or devices[0]) not in devices:
         raise unknown("device", device, devices)
-    tune()  # as in training
+    tune()  # the settings of training
     variants = _variants(attn, heads, kv_heads)
     for variant, width in product(variants, d):
         layer = variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
         if decode:
-            decoding(layer, torch.zeros(1, 1, width))  # and for a layer without a cache
+            decoding(layer, torch.zeros(1, 1, width))  # raises for a layer without a cache
     if not (prefix := user_path(out)).name:
         raise UserError(f"--out {out!r}: expected a file name without its ending")
     endings = ("csv", "md", "png") if plot else ("csv", "md")
@@ -106,14 +107,14 @@ def bench(
 
 
 def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Variant]:
-    """Return the lines of each table: all attentions with the first number of heads, then with the next."""
+    """Return the lines of each table: all attentions with the first number of heads, then with the next number."""
     sizes = [(number, shared) for number in heads for shared in kv_heads or (number, 1)]
     variants = [_variant(words, *size) for size, words in product(sizes, attn)]
     return [variant for place, variant in enumerate(variants) if variant not in variants[:place]]
 
 
 def _variant(words: str, heads: int, kv_heads: int) -> Variant:
-    """Parse an attention, such as "mla" or "mla,rank=128", into a variant with these heads, named as in reports."""
+    """Return the variant of an attention such as "mla" or "mla,rank=128", with these numbers of heads."""
     name, *arguments = re.split(r",(?=\w+=)", words)
     settings = parse_settings(arguments, f"--attn {name}")
     grouped = not settings and "kv_heads" in keyword_arguments(find_attention(name))

@@ -1,4 +1,4 @@
-"""`kvt completion`: commands, flags and names that a shell completes."""
+"""The command `kvt completion`, which prints a completion script for a shell."""
 
 from argparse import Action, ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from kvt.system.files import CONFIGS, GRIDS, yaml_names
 def completion(shell: str = "bash") -> None:
     """Print a script that makes a shell complete commands, flags, and names of attentions, tasks and grids.
 
-    For bash, write it to ~/.local/share/bash-completion/completions/kvt; for zsh, to _kvt in a folder of $fpath. Do so
-    again when kvt has changed.
+    For bash, write it to ~/.local/share/bash-completion/completions/kvt. For zsh, write it to a file _kvt in a folder
+    of $fpath. Write it again after each update of kvt.
 
     Args:
         shell: bash, zsh, tcsh, fish or powershell.
@@ -26,7 +26,7 @@ def completion(shell: str = "bash") -> None:
 
 
 def _all_words() -> ArgumentParser:
-    """Return an argparse parser of every command; those of Lightning have the settings of all tasks."""
+    """Return an argparse parser of all commands; run, fit, validate, test and predict have the flags of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
         from kvt.cli.flags import RUN_FLAGS
@@ -43,7 +43,7 @@ def _all_words() -> ArgumentParser:
     settings = [action for name in tasks for action in settings_parser(**RunConfig.from_name(name).classes)._actions]
 
     kvt = ArgumentParser("kvt")
-    groups = {"": kvt.add_subparsers()}  # of commands by the word before them
+    groups = {"": kvt.add_subparsers()}  # subparsers by the word before a command, as "study" in "study run"
     for name, about in LIGHTNING.items():
         parser = groups[""].add_parser(name, help=about)
         if name == "run":
@@ -51,7 +51,7 @@ def _all_words() -> ArgumentParser:
         _add(parser, [*run._actions, *settings], choices)
     for name, (_, about) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        if group in COMMANDS:  # kvt runs rm: after kvt runs, a shell offers folders
+        if group in COMMANDS:  # "runs rm" is left out: after kvt runs, a shell offers folders
             continue
         if group not in groups:
             groups[group] = groups[""].add_parser(group, help="makes and compares runs").add_subparsers()
@@ -60,10 +60,10 @@ def _all_words() -> ArgumentParser:
 
 
 def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str, Sequence[str]]) -> None:
-    """Add flags to a parser, each with what a shell offers after it: the choices for its name, else files."""
+    """Add flags to a parser; a shell completes a flag's value from the choices for its name, else from files."""
     for action in actions:
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
-        if flag in parser._option_string_actions or "." in flag:  # -h, a setting that tasks share; help on a class
+        if flag in parser._option_string_actions or "." in flag:  # -h and settings of several tasks; help on a class
             continue
         about = action.help and action.help.replace("%", "%%")  # argparse formats it, jsonargparse does not
         if action.nargs == 0:

@@ -1,4 +1,4 @@
-"""`kvt convert` and `kvt import`."""
+"""The commands `kvt convert` and `kvt import`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,29 +21,30 @@ def convert(
     data_dir: str | None = None,
     text: str | None = None,
 ) -> None:
-    """Give a trained model another attention: can it drop a projection that it was trained with?
+    """Replace the attention of a trained model, for instance to merge its key and value projections.
 
-    The new checkpoint is measured by kvt validate, and trained further by kvt fit, as any other; with --teacher
-    and the old run it learns from that, too:
+    Measure the new checkpoint with kvt validate, and train it further with kvt fit. With --teacher and the old run, it
+    also learns from the old model:
 
         kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 1200
 
-    Where the projections that become one were equal, or all are separated, the model computes the same as before.
-    Steps go on from those of the run, so that --max_steps counts both, as do the moments of weights that stay.
+    The new model computes the same as the old one if the merged projections were equal, or if the new attention only
+    splits projections. Training continues at the run's step, so --max_steps includes the steps of the run. The
+    optimiser keeps its moments of all unchanged weights.
 
     Args:
-        runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
+        runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
-        how: what a shared projection is. keep_k: that of the key. keep_v: that of the value. mean: the mean of those
-            that become one. least_squares: a fit, from the mean on, of each layer's output for 64 training examples of
-            the run, in 50 steps of L-BFGS.
-        attn_kwargs: arguments of the new attention, as --attn_kwargs.kv_heads 1, a head of which is the mean of its
-            group, or --attn_kwargs.attend_self false; others stay.
-        out: the new checkpoint; default: the attention's name and .ckpt, here.
-        data_dir: where the data of least_squares lie; default: where the run found them.
-        text: likewise its text.
+        how: how to merge projections. keep_k keeps the key's projection, keep_v the value's. mean takes their mean.
+            least_squares starts from the mean and fits each layer's output on 64 training examples of the run, in 50
+            steps of L-BFGS.
+        attn_kwargs: arguments of the new attention, such as --attn_kwargs.kv_heads 1, which merges the heads of a group
+            into their mean, or --attn_kwargs.attend_self false; other arguments keep their values.
+        out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
+        data_dir: folder of the data for least_squares; default: the run's.
+        text: path of the text for least_squares, if the run's text was moved.
     """
     with quick_imports():
         from kvt.exchange.convert import convert as converted
@@ -61,9 +62,9 @@ def convert(
 
 
 def import_model(*folders: str, out: str | None = None) -> None:
-    """Turn a GPT-2 of Hugging Face's transformers, or of nanoGPT, into a checkpoint of language_model with attn=qkv.
+    """Convert a GPT-2 of Hugging Face's transformers, or of nanoGPT, to a checkpoint of language_model with attn=qkv.
 
-    It has the same logits, and its own tokens:
+    The checkpoint has the same logits and the same tokenizer:
 
         kvt import my_gpt2 --out gpt2.ckpt
         kvt validate --ckpt_path gpt2.ckpt --text my_text.txt
@@ -72,9 +73,9 @@ def import_model(*folders: str, out: str | None = None) -> None:
         kvt fit --ckpt_path gpt2.ckpt --text my_text.txt --max_steps 1000 --lr 1e-4
 
     Args:
-        folders: one, in which save_pretrained has put the model and its tokenizer; or with ckpt.pt, which nanoGPT's
-            train.py has written (its GELU is exact, as since May 2023), and the tokenizer.json of its tokens.
-        out: the checkpoint; default: the folder's name and .ckpt, here.
+        folders: one folder, with the model and tokenizer that save_pretrained has written; or with ckpt.pt of nanoGPT's
+            train.py (since May 2023, with exact GELU) and a tokenizer.json.
+        out: path of the checkpoint; default: the folder's name with .ckpt, in the working directory.
     """
     with quick_imports():
         from kvt.exchange.import_gpt2 import import_gpt2

@@ -1,4 +1,4 @@
-"""The commands run, fit, validate, test and predict, and the scripts under experiments/, which do as run does."""
+"""The commands run, fit, validate, test and predict, and the scripts in experiments/, which work like kvt run."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def run_lightning(argv: Sequence[str], **options: Any) -> None:
 
     Args:
         argv: the command and its flags.
-        options: what `--help` shows: prog, description; and of an experiment script, `choices` and `option`.
+        options: `prog` and `description` for `--help`; an experiment script also passes `choices` and `option`.
     """
     with quick_imports():
         from kvt.cli.lightning_cli import run_words
@@ -25,10 +25,10 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
     """Train and test as `kvt run` does, with the flags of the command line and the tasks of a script.
 
     Args:
-        script: its `__file__`.
+        script: `__file__` of the script.
         description: the first lines of its `--help`.
         choices: names of configurations in kvt/configs, the default first.
-        option: the flag that chooses among them, if there are several.
+        option: the flag that selects one of several choices.
     """
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"

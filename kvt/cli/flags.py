@@ -8,11 +8,11 @@ from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError
 
 RUN_FLAGS = {
-    "--config": "a task's YAML, such as cifar10 or a file of your own; given twice, the later one wins",
+    "--config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
     "--ckpt_path": CKPT_PATH_HELP,
-    "--resume": "the folder of a stopped run to resume exactly",
-    "--model": "a task class of your own, such as my_task.MyTask",
-    "--data": "a data class of your own, such as my_task.MyData",
+    "--resume": "folder of a stopped run to resume, with the same result as without the stop",
+    "--model": "import path of your task class, such as my_task.MyTask",
+    "--data": "import path of your data class, such as my_task.MyData",
 }
 """The flags that select a run, with their help."""
 
@@ -47,6 +47,6 @@ def split_flags(
             raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
     elif choices:
         chosen = getattr(flags, option) if option else None
-        if chosen or flags.ckpt_path is None:  # else its checkpoint says
+        if chosen or flags.ckpt_path is None:  # otherwise the checkpoint names the task
             flags.config.insert(0, chosen or choices[0])
     return command, flags, words

@@ -1,4 +1,4 @@
-"""The Lightning CLI: words and YAML files become a run's configuration, which is then trained, tested …"""
+"""The commands run, fit, validate, test and predict: read flags and YAML files into a configuration, and execute it."""
 
 import os
 from argparse import Namespace
@@ -26,7 +26,7 @@ from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
 
 TRAINING = ("run", "fit")
-"""The commands that train; the first tests, too, and takes a task without --config."""
+"""The commands that train; `run` also tests, and takes the task's name without --config."""
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
@@ -55,7 +55,13 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
 
 
 class Asked(NamedTuple):
-    """A parsed command line: a configuration, the checkpoint that it comes from, if any, and the folder to resume."""
+    """A parsed command line.
+
+    Attributes:
+        config: the configuration.
+        source: the checkpoint that the configuration comes from; None if it comes from YAML files.
+        resumed: the folder of the run to resume; None: the run is new.
+    """
 
     config: RunConfig
     source: Checkpoint | None = None
@@ -65,10 +71,10 @@ class Asked(NamedTuple):
 def read_words(
     command: str, flags: Namespace, words: list[str], texts: Mapping[str, str] = MappingProxyType({})
 ) -> Asked:
-    """Parse words that `split_flags` has split; --help, with these `texts`, ends the process.
+    """Parse words that `split_flags` has split; with --help, print the help, with these `texts`, and exit.
 
-    The parser imports and calls what values name, so it sees YAML files and the user's words only, and nothing that
-    comes from a checkpoint.
+    The parser imports classes that values name. So it gets only YAML files and the user's words, and never values from
+    a checkpoint.
     """
     named = {"model": flags.model, "data": flags.data}
     resumed = None if flags.resume is None else _run_to_resume(flags.resume, command)
@@ -97,7 +103,7 @@ def read_words(
 
 
 def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> SettingsParser:
-    """Return a parser of settings whose --help has `RUN_FLAGS`, too."""
+    """Return a parser of settings whose --help includes `RUN_FLAGS`."""
     parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_settings(classes)

@@ -1,6 +1,6 @@
 """The `kvt` command: the Lightning CLI, and commands that use a trained model.
 
-torch and Lightning take seconds to import, so a function that needs them imports them itself: --help and a mistyped
+torch and Lightning take seconds to import. So functions import them when needed, and `kvt --help` and a mistyped
 command answer at once.
 """
 
@@ -27,29 +27,29 @@ with exit_on_signals():
 
 
 COMMANDS = {  # the import path of a function, and its line in `kvt --help`
-    "generate": ("kvt.cli.main:generate", "continues a text with a model of characters, human numbers or language"),
-    "translate": ("kvt.cli.main:translate", "translates sentences"),
+    "generate": ("kvt.cli.main:generate", "continues a text with a trained language model"),
+    "translate": ("kvt.cli.main:translate", "translates sentences with a trained model"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
-    "runs": ("kvt.cli.runs:runs", "lists runs that were made, and draws their curves"),
-    "runs rm": ("kvt.cli.runs:runs_rm", "removes some"),
-    "show": ("kvt.cli.runs:show", "prints a run's card: its settings, its result, what to do with it"),
-    "export": ("kvt.cli.main:export", "writes a trained model for others: safetensors, a card, ONNX"),
-    "convert": ("kvt.cli.convert:convert", "gives a trained model another attention"),
-    "import": ("kvt.cli.convert:import_model", "turns a GPT-2 of Hugging Face into a checkpoint"),
-    "bench": ("kvt.cli.bench:bench", "measures what every attention costs"),
-    "study run": ("kvt.cli.study:study_run", "makes the runs of a grid"),
+    "runs": ("kvt.cli.runs:runs", "lists runs, and draws their curves"),
+    "runs rm": ("kvt.cli.runs:runs_rm", "removes runs"),
+    "show": ("kvt.cli.runs:show", "prints a run's settings, its result, and commands that use it"),
+    "export": ("kvt.cli.main:export", "writes a trained model as safetensors, with a model card, and as ONNX"),
+    "convert": ("kvt.cli.convert:convert", "replaces the attention of a trained model"),
+    "import": ("kvt.cli.convert:import_model", "converts a GPT-2 of Hugging Face or nanoGPT to a checkpoint"),
+    "bench": ("kvt.cli.bench:bench", "measures time, memory and FLOPs of each attention"),
+    "study run": ("kvt.cli.study:study_run", "trains all runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
-    "study record": ("kvt.cli.study:study_record", "keeps the results of a grid, from any machines, in a record"),
-    "reproduce": ("kvt.cli.study:reproduce", "makes the runs and writes the reports of the paper's tables and figures"),
-    "completion": ("kvt.cli.completion:completion", "prints a script by which a shell completes all these words"),
+    "study record": ("kvt.cli.study:study_record", "collects the results of a grid, from any machines, in a record"),
+    "reproduce": ("kvt.cli.study:reproduce", "trains the runs and writes the reports of the paper's results"),
+    "completion": ("kvt.cli.completion:completion", "prints a shell script that completes commands and flags"),
 }
 
 LIGHTNING = {
     "run": "trains a model on a task, and tests it: kvt run reverse --attn kv",
-    "fit": "trains a model on a task, or resumes a run",
+    "fit": "trains a model on a task without testing it, or resumes a run",
     "validate": "measures a checkpoint on validation data",
     "test": "measures a checkpoint on test data",
-    "predict": "writes what a checkpoint predicts, example by example",
+    "predict": "writes a checkpoint's prediction for each example to a CSV",
 }
 
 INSTEAD = {
@@ -58,18 +58,19 @@ INSTEAD = {
     **{"report": "study report", "eval": "validate, or test", "rm": "runs rm"},
     **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
 }
-"""Commands that a user of other programs may guess, and the one that does it here."""
+"""kvt's commands by the name that other programs use."""
 
 SAMPLE = 256
 """Number of validation examples over which `kvt maps` averages."""
 
-DESCRIPTION = """Train, validate, test and use the tasks of the Key-Value Transformer with any attention. kvt <command>
---help says more."""
+DESCRIPTION = """Train, test and use models with any attention on the tasks of the Key-Value Transformer. kvt <command>
+--help shows the flags of a command."""
 
-EPILOG = """Each task has a YAML, which run takes by its name, or as a file of your own, and fit, validate, test and
-predict by --config (-c); --print_config prints all that it comes to. Any setting of its model, its data or the Trainer
-has a bare flag: --attn kv is --model.attn kv, --batch_size 64 is --data.batch_size 64, --max_epochs 2 is
---trainer.max_epochs 2, --seed 1 is --seed_everything 1. See "kvt run cifar10 --help" for those of a task."""
+EPILOG = """Each task has a YAML file with its settings. kvt run takes the task's name or the path of your own YAML
+file; fit, validate, test and predict take the same after --config (-c). --print_config prints the resolved
+configuration. Every setting of model, data and Trainer has a short flag: --attn kv is --model.attn kv, --batch_size 64
+is --data.batch_size 64, --max_epochs 2 is --trainer.max_epochs 2, --seed 1 is --seed_everything 1. "kvt run cifar10
+--help" lists the flags of a task."""
 
 
 def generate(
@@ -85,29 +86,30 @@ def generate(
     attn: str | None = None,
     model: str | None = None,
 ) -> None:
-    """Continue a text with a model of characters, of human numbers, or of language.
+    """Continue a text with a model of the task characters, human_numbers or language_model.
 
     Args:
-        ckpt_path: a checkpoint of the task characters, human_numbers or language_model.
-        prompt: begins the text; default: the most frequent symbol.
-        tokens: how many symbols to add at most: characters, words or a tokenizer's pieces.
-        temperature: above 1 wilder, below 1 tamer, 0 always the likeliest symbol.
-        top_k: draw among so many likeliest symbols only; default: among all.
-        top_p: draw only among the likeliest symbols that together have this probability, 0.9; default: among all.
-        stop: a text that ends what is added, such as "." or a line's end, $'\\n' in most shells; "<|endoftext|>": where
-            a model of language ends the document.
-        num_samples: how many texts, with a line --- between them; the first is that of one alone.
-        seed: seed of the random numbers.
-        attn: an attention of your own that the checkpoint was made with, my_attention.NearKV. It is imported only where
-            you name it too, for that runs its code.
-        model: likewise a task of your own, my_task.MyTask.
+        ckpt_path: path to a checkpoint of the task characters, human_numbers or language_model.
+        prompt: beginning of the text; default: the most frequent token.
+        tokens: largest number of tokens to add: characters, words, or pieces of a tokenizer.
+        temperature: sampling temperature; 0 picks the most likely token.
+        top_k: sample among this many most likely tokens; default: all tokens.
+        top_p: sample among the most likely tokens whose probabilities add up to this number, such as 0.9; default: all
+            tokens.
+        stop: text that ends the sample, such as "." or a newline, $'\\n' in most shells; "<|endoftext|>" is the end of
+            a document of language_model.
+        num_samples: number of texts, separated by a line ---. The first is the same for any number.
+        seed: random seed.
+        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. kvt imports
+            only classes that you name, because importing a file runs its code.
+        model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
         from kvt.tasks.language import LanguageTask
 
     require_positive(num_samples=num_samples)
-    # not tuned: of a single row, torch's own products are twice as fast as those of training
+    # without `tune`: for a single row, torch's default matrix products are twice as fast as oneDNN's
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for number in range(num_samples):
@@ -124,11 +126,11 @@ def translate(
     """Translate sentences, one line each.
 
     Args:
-        sentences: to translate; default: the lines of standard input.
-        ckpt_path: a checkpoint of the task translation.
-        beam: how many beginnings of a translation are followed at once; 1 takes the likeliest word each time.
-        attn: an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
+        sentences: sentences to translate; default: the lines of standard input.
+        ckpt_path: path to a checkpoint of the task translation.
+        beam: width of beam search; 1 is greedy search.
+        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
+        model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
     """
     with quick_imports():
         from kvt.data.texts import decode_text
@@ -141,7 +143,7 @@ def translate(
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
-    # what the shell hands over need not be UTF-8
+    # arguments of the shell may not be UTF-8
     sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
     for translation in task.translate(sentences, beam, progress=True):
         tell(translation)
@@ -163,35 +165,36 @@ def maps(
     model: str | None = None,
     data: str | None = None,
 ) -> None:
-    """Draw the attention maps of a trained model for one input, or write a page to explore those of several.
+    """Draw the attention maps of a trained model for one input, or write a page to explore the maps of several inputs.
 
     A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
-    Above it, the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its rows in nats.
-    For images, the class token's attention is laid over the picture.
+    The title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its
+    rows in nats. For images, the picture also shows the class token's attention over the image.
 
-    A ring marks which token each one looks at: the largest weight off the diagonal, averaged over 256 examples. A line
-    for each head says which cycles these looks form, how much of W_Q W_Kᵀ is symmetric, and where the eigenvalues of
-    the drawn map are, which the last panel of a layer shows; see docs/symmetry.md. A causal map has none: its
-    eigenvalues are its diagonal.
+    Rings mark, for each token, the other token with the largest weight, averaged over 256 examples. One printed line
+    for each head gives the cycles in which tokens attend to each other, the symmetric part of W_Q W_Kᵀ, and the
+    eigenvalues of the drawn map; see docs/symmetry.md. The last panel of a layer shows the eigenvalues. Causal maps
+    have no such panel, because their eigenvalues are their diagonal.
 
-    With --html, one file for any browser, which needs no network: choose layer and head, step through examples, and
-    point at a cell for its weight, at a token or patch for what it looks at and what looks at it.
+    --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
+    and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
+    attends to, and the tokens that attend to it.
 
     Args:
-        ckpt_path: a checkpoint of any task, whose data must be there.
-        prompt: a text of your own in place of an example, for a model that kvt generate takes; it needs no data.
-        html: write such a page, maps.html unless --out names another.
-        out: the picture, .png, .pdf or .svg, or the page, .html; default: maps.png.
-        example: which one of the validation split; of a page, the first.
-        examples: how many a page has, if the split has so many.
-        data_dir: where data sets lie; default: where the run found them.
-        root: where its folder lies now, if it has been moved.
-        text: likewise its text.
-        features: likewise its file of features.
-        weights: likewise its weights of the backbone.
-        attn: an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
-        data: data of your own, likewise.
+        ckpt_path: path to a checkpoint of any task; the data of its run are needed.
+        prompt: text to use in place of an example, for the models of kvt generate; it needs no data.
+        html: write an HTML page, maps.html unless --out names another file.
+        out: path of the picture, .png, .pdf or .svg, or of the page, .html; default: maps.png.
+        example: number of the validation example; on a page, of the first example.
+        examples: number of examples on a page, at most as many as the split has.
+        data_dir: folder of the data sets; default: the run's.
+        root: path of the run's folder of data, if it was moved.
+        text: path of the run's text, if it was moved.
+        features: path of the run's file of features, if it was moved.
+        weights: path of the run's weights of the backbone, if they were moved.
+        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
+        model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
+        data: import path of your data class, such as my_task.MyData, if the checkpoint uses one.
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
@@ -244,19 +247,20 @@ def export(
     model: str | None = None,
     data: str | None = None,
 ) -> None:
-    """Write a trained model for others, as the Hugging Face hub has them: model.safetensors, config.json, a card.
+    """Write a trained model in the layout of the Hugging Face hub: model.safetensors, config.json and a model card.
 
-    Every command takes the folder as --ckpt_path, and kvt.load does; it has all that is needed to use the model, and
-    nothing that is needed to go on training.
+    kvt.load and every command with --ckpt_path take the folder. It contains the model without the optimiser's state, so
+    training cannot be resumed from it.
 
     Args:
-        runs: a run's folder, whose best checkpoint is taken, or a checkpoint.
-        out: the folder to write; an export that it has is replaced, other files in it stay.
-        onnx: also write model.onnx, which takes batches of any size; the data must be there.
-        push: also upload the files to the Hugging Face hub, OWNER/NAME; a new repository is private.
-        attn: with --onnx, an attention of your own that the checkpoint uses, see kvt generate.
-        model: a task of your own, likewise.
-        data: data of your own, likewise.
+        runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
+        out: folder to write; an export in it is replaced, and other files are kept.
+        onnx: also write model.onnx, which takes batches of any size; the data of the run are needed.
+        push: repository on the Hugging Face hub, OWNER/NAME, to which the files are also uploaded; a new repository is
+            private.
+        attn: with --onnx, import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
+        model: with --onnx, import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
+        data: with --onnx, import path of your data class, such as my_task.MyData, if the checkpoint uses one.
     """
     with quick_imports():
         from kvt.exchange.export import export as write
@@ -327,8 +331,8 @@ def execute(name: str, words: Sequence[str]) -> None:
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     """Return the function of one of `COMMANDS`, and the parser of its flags.
 
-    They are the function's parameters: a list takes many words, a truth value none. The flag of `from_`, as Python has
-    to call it, is --from.
+    Each parameter of the function is a flag: a list takes several words, a bool none. The parameter `from_` has the
+    flag --from, because `from` is a keyword of Python.
     """
     with quick_imports():
         function: Callable[..., None] = resolve_name(COMMANDS[name][0])
@@ -345,13 +349,13 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
 def _kind(parameter: Parameter) -> dict[str, Any]:
     """Return the arguments of `add_argument` for a function's parameter."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
-        return {"nargs": "*", "default": SUPPRESS}  # any other is a part of the help
+        return {"nargs": "*", "default": SUPPRESS}  # --help would print any other default
     if parameter.annotation is bool:
         return {"action": "store_true"}
     default = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
     if get_origin(parameter.annotation) is list:
         return {"nargs": "+", "type": get_args(parameter.annotation)[0], **default}
-    is_text = parameter.annotation in (str, str | None)  # which stays as it is, whatever a parser would make of it
+    is_text = parameter.annotation in (str, str | None)  # without a type, the parser does not convert the text
     return default if is_text else {"type": parameter.annotation, **default}
 
 
@@ -360,7 +364,7 @@ class _Parser(OneLineParser, ArgumentParser):
 
 
 class _Help(DefaultHelpFormatter):
-    """Formats help: wraps paragraphs, and keeps the lines of indented blocks, which are commands to copy."""
+    """A formatter of help that wraps paragraphs and keeps the lines of indented blocks, which are commands to copy."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text

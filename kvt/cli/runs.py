@@ -24,20 +24,20 @@ def runs(
     plot: bool = False,
     out: str = "runs.png",
 ) -> None:
-    """List the runs in folders: score, settings that tell runs apart, seconds of training, when, size on disk.
+    """List the runs in folders: score, settings that differ among them, seconds of training, date, and size on disk.
 
-    The score is of the test if there was one, else of validation: BLEU, bits per byte, accuracy or loss. In a
-    narrow terminal, the last columns are left out and long paths are shortened; run and score are always shown.
+    The score is BLEU, bits per byte, accuracy or loss of the test, or of validation if there was no test. In a narrow
+    terminal, the last columns are left out and long paths are shortened; run and score are always shown.
 
     Args:
-        folders: to look in; default: lightning_logs.
-        task: those of this task only, such as reverse.
-        attn: those with this attention only.
-        where: those with these settings only, such as dim=64 lr=0.001.
-        sort: run, score, seconds, when, size, or a metric such as test/acc, which is then the score shown; the highest
-            last, of scores and metrics the best.
-        plot: also draw their curves in validation.
-        out: the picture: .png, .pdf or .svg.
+        folders: folders to search; default: lightning_logs.
+        task: list only runs of this task, such as reverse.
+        attn: list only runs with this attention.
+        where: list only runs with these settings, such as dim=64 lr=0.001.
+        sort: column to sort by: run, score, seconds, when or size, or a metric such as test/acc, which is then shown as
+            the score. The largest value comes last, or the best for scores and metrics.
+        plot: also draw the validation curves of the runs.
+        out: path of the picture, .png, .pdf or .svg.
     """
     with quick_imports():
         from kvt.reports.stored_runs import WIDTH, draw, find_runs, list_of, select
@@ -50,7 +50,7 @@ def runs(
     for place in places:
         if not place.is_dir():
             raise UserError(f"{place}: no such folder: pass one with runs, such as lightning_logs")
-    every = {run.folder: run for place in places for run in find_runs(place)}  # each once
+    every = {run.folder: run for place in places for run in find_runs(place)}  # a run in several places counts once
     selected = select([*every.values()], task, attn, where)
     if not selected:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
@@ -61,35 +61,35 @@ def runs(
 
 
 def runs_rm(*folders: str, yes: bool = False) -> None:
-    """Remove runs, and all runs inside them, after asking.
+    """Remove runs, and all runs inside their folders, after a confirmation.
 
     Args:
-        folders: of the runs, such as lightning_logs/reverse/kv/version_0.
-        yes: do not ask.
+        folders: folders of the runs, such as lightning_logs/reverse/kv/version_0.
+        yes: remove without asking.
     """
     with quick_imports():
         from kvt.reports.stored_runs import find_runs, list_of, megabytes
         from kvt.run.folder import IN_USE, is_in_use
 
     paths = [*dict.fromkeys(map(_removable, _required(folders)))]
-    inside = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]  # each once
+    inside = [*{run.folder: run for path in paths for run in find_runs(path)}.values()]
     if used := [run.folder for run in inside if is_in_use(run.folder)]:
         raise UserError(f"{used[0]}: {IN_USE}")
     tell(list_of(inside, "when"))
     size = sum(run.size for run in inside if run.folder in paths)
     if yes or _answer(f"remove {len(inside)} run{'s' * (len(inside) > 1)}, {megabytes(size)}? [y/N] "):
         for path in paths:
-            if path.exists():  # it has not gone with another
+            if path.exists():  # it may have been inside a folder that is already removed
                 shutil.rmtree(path)
     else:
         tell("nothing was removed")
 
 
 def show(*folders: str) -> None:
-    """Print a run's card: the settings that differ from its task's, the result, the commands that use it.
+    """Print the settings of a run that differ from its task's YAML, its result, and commands that use the run.
 
     Args:
-        folders: of runs, such as lightning_logs/reverse/kv/version_0.
+        folders: folders of runs, such as lightning_logs/reverse/kv/version_0.
     """
     stored = [_read(folder) for folder in _required(folders)]
     with quick_imports():
@@ -105,7 +105,7 @@ def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _removable(named: str) -> Path:
-    """Return the resolved path of a run's folder; raise UserError if it may be anything else."""
+    """Return the resolved path of a run's folder; raise UserError unless it certainly is a run's folder."""
     run = _read(named)
     if Path(run.path).is_symlink():
         raise UserError(f"{named}: is a link: pass the folder that it leads to, {run.folder}")

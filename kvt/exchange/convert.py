@@ -1,4 +1,4 @@
-"""Gives a trained model another attention."""
+"""Replaces the attention of a trained model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,25 +18,26 @@ from kvt.tasks import Task
 from kvt.tasks.optimizers import make_optimizer
 
 SAMPLE = 64
-"""Number of training examples of least squares."""
+"""Number of training examples for `how="least_squares"`."""
 
 
 def convert(
     checkpoint: Checkpoint, attn: str, how: str, settings: Mapping[str, Any], places: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a checkpoint saves, its model with another attention and otherwise the same weights.
+    """Return the content of a new checkpoint, with another attention and all other weights unchanged.
 
-    The optimiser's state of the weights that stay is kept. The state of all other weights begins anew.
+    The optimiser keeps its state of the unchanged weights. The state of all other weights begins anew.
 
     Args:
-        checkpoint: of any task.
-        attn: the new attention, one of `TO`; the old one must be among `FROM`.
-        how: one of `HOW`: see `convert_layer`; least_squares goes on from the mean, with `fit_layers`.
-        settings: its keyword arguments; of those of the old one, it keeps what it takes.
-        places: where the data of least squares lie, if they have moved.
+        checkpoint: a checkpoint of any task.
+        attn: the new attention, one of `TO`; the old attention must be among `FROM`.
+        how: one of `HOW`, see `convert_layer`; "least_squares" starts from the mean and calls `fit_layers`.
+        settings: keyword arguments of the new attention; arguments of the old attention that the new one also has are
+            kept.
+        places: settings of the data that are paths, for least squares, if the data were moved.
 
     Raises:
-        UserError: there is no such map of weights.
+        UserError: `attn` or `how` is unknown, or the weights cannot be converted.
     """
     old = str(checkpoint.hparams["model"].get("attn"))
     for flag, name, choice in (("--attn", attn, TO), ("--how", how, HOW)):
@@ -48,7 +49,7 @@ def convert(
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **settings} or None}
-    if source.hparams.get("match"):  # the model stays as wide as that has made it
+    if source.hparams.get("match"):  # the setting `match` has chosen the model's width, which is kept
         asked |= {"match": None, "expansion": source.expansion}
     target = type(source)(**{**source.hparams, **asked}).to(source.dtype).eval()
     _copy_others(source, target, f"--attn {attn}: {old}")
@@ -73,7 +74,7 @@ def convert(
             raise checkpoint.error("its optimiser has moments of other weights: convert what kvt export writes of it")
         source.optimizer_config = target.optimizer_config = checkpoint.optimizer
         saved["optimizer_states"] = [_optimizer_state(state, source, target) for state in saved["optimizer_states"]]
-    if recorder := saved.get("callbacks", {}).get("Recorder"):  # its running means and gradients are of the old weights
+    if recorder := saved.get("callbacks", {}).get("Recorder"):  # drops means and gradients of the old weights
         saved["callbacks"] = {**saved["callbacks"], "Recorder": {**recorder, "processes": []}}
     return saved
 
@@ -83,7 +84,7 @@ def _attentions(task: Task) -> dict[Attention, str]:
 
 
 def _copy_others(source: Task, target: Task, who: str) -> None:
-    """Copy all weights but the projections of attentions."""
+    """Copy all weights except the projections of attentions."""
     projections = tuple(f"{name}.projection." for name in _attentions(target).values())
     theirs = source.state_dict()
     others = [name for name in target.state_dict() if not name.startswith(projections)]
@@ -94,7 +95,7 @@ def _copy_others(source: Task, target: Task, who: str) -> None:
 
 @torch.no_grad()
 def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dict[Attention, list[dict[str, Any]]]:
-    """Return the arguments of each self-attention of a task for batches of training examples."""
+    """Return the arguments of each self-attention's calls on batches of training examples, by layer."""
     calls: dict[Attention, list[dict[str, Any]]] = {}
 
     def record(layer: Attention, words: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -111,10 +112,11 @@ def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dic
 
 
 def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> dict[str, Any]:
-    """Return an optimiser's state for `target`, with that of `source` for the weights that stay.
+    """Return an optimiser's state for `target`, with the state of `source` for unchanged weights.
 
-    Optimisers of torch give a weight its state at its first step. The exceptions are Adagrad, whose constructor does,
-    and SGD, which begins the momentum of all weights at once. The state of L-BFGS belongs to no single weight.
+    Most optimisers of torch create a weight's state at its first step, so changed weights need none here. Adagrad
+    creates it in its constructor. SGD creates the momentum of all weights at once, so changed weights get a zero
+    momentum. The state of L-BFGS belongs to no single weight, and is dropped.
     """
     before, after = make_optimizer(source), make_optimizer(target)
     sizes = [len(group["params"]) for group in before.param_groups]
@@ -134,6 +136,6 @@ def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> di
 
 
 def _in_order(optimizer: Optimizer, task: Task) -> list[tuple[str, Tensor]]:
-    """Return the weights of a task by name, in the order of its optimiser."""
+    """Return (name, weight) of a task's weights, in the order of its optimiser."""
     names = {id(weight): name for name, weight in task.named_parameters()}
     return [(names[id(weight)], weight) for group in optimizer.param_groups for weight in group["params"]]

@@ -1,6 +1,6 @@
-"""A trained model as files that others read: safetensors, JSON and a card, laid out as on the Hugging Face hub; ONNX.
+"""Exports a trained model: safetensors, JSON and a model card in the layout of the Hugging Face hub; ONNX.
 
-The folder is a checkpoint, too: every command, and `kvt.load`, takes it as --ckpt_path.
+`kvt.load` and every command with --ckpt_path take the folder like a checkpoint.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ from kvt.tasks.language import LanguageTask
 from kvt.version import __version__
 
 CARD, GRAPH, GRAPH_WEIGHTS = "README.md", "model.onnx", "model.onnx.data"
-"""File names of an export. GRAPH_WEIGHTS has the weights of an ONNX graph above 1.5 GB."""
+"""File names of an export. GRAPH_WEIGHTS holds the weights of an ONNX graph above 1.5 GB."""
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
-"""What is kept of a checkpoint besides its weights: all that a resumed run alone needs is left out."""
+"""The keys of a checkpoint that config.json keeps; data that only resuming needs are left out."""
 
 PAGE = Markdown("""\
 ---
@@ -73,15 +73,16 @@ NEEDS = Markdown(
 def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     """Write weights, settings and card of a trained model into a folder; return their paths.
 
-    The settings name the weights by their SHA-256: a folder that has others, as when it is killed, is refused.
+    The settings contain the SHA-256 of the weights. So loading detects a folder whose files do not belong together,
+    as after a killed export.
 
     Args:
-        checkpoint: of any task. None of its classes is imported.
-        run: its run's folder, which has the result; None if there is none.
-        out: the folder; an export that it has is replaced, other files stay.
+        checkpoint: a checkpoint of any task; none of its classes is imported.
+        run: folder of the checkpoint's run, for its result; None if it is unknown.
+        out: folder to write; an export in it is replaced, and other files are kept.
 
     Raises:
-        UserError: the folder has files of these names that are no export.
+        UserError: the folder has files of these names that `kvt export` did not write.
     """
     require_folder(out, "--out")
     _require_replaceable(out)
@@ -97,8 +98,8 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
     page = card({**content, **settings}, result, out.resolve().name, _count(checkpoint, result, weights))
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / MODEL, model)  # first: for the others a full disk has room
-    for name in (CARD, GRAPH, GRAPH_WEIGHTS):  # of another model
+    write_atomically(out / MODEL, model)  # the large file first, because a full disk may stop it
+    for name in (CARD, GRAPH, GRAPH_WEIGHTS):  # files of the previous export
         (out / name).unlink(missing_ok=True)
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
     write_atomically(out / CARD, page)
@@ -106,7 +107,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
 
 
 def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """Return the number of a task's parameters; if its class is not named, that of all different weights."""
+    """Return the number of a task's parameters; if its class cannot be loaded, the numbers in all distinct weights."""
     if "parameters" in result:
         return int(result["parameters"])
     with suppress(UserError):
@@ -115,10 +116,10 @@ def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[s
 
 
 def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return, by the name of each weight that equals an earlier one bit for bit, the name of the earlier one.
+    """Return {name: name of an earlier weight} for each weight that equals an earlier weight bit for bit.
 
-    They are tied in the model, whether or not a checkpoint's file still shares them. Constants are not: many a bias is
-    zero.
+    Such weights are tied in the model, even if the checkpoint's file stores them twice. Weights whose numbers are all
+    equal do not count, because different biases may be zero.
     """
     first: dict[Any, str] = {}
     same = {}
@@ -139,18 +140,18 @@ def _require_replaceable(out: Path) -> None:
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
-    """Return the card of a model, Markdown with the header that the hub reads."""
+    """Return the card of a model: Markdown with the YAML header that the Hugging Face hub reads."""
     model, data = (dict(content[key]) for key in HPARAMS.values())
     attn = str(model.get("attn", "–"))
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
-    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # kvt's have bare names
+    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # names of kvt's classes have no dot
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
     numbers = {**content.get("metrics", {}), "parameters": parameters}
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
     shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
     task = result.get("task", content.get("data_class"))
-    tag = json.dumps(printable(attn), ensure_ascii=False)  # for YAML; below, repr for Python
+    tag = json.dumps(printable(attn), ensure_ascii=False)  # quoted for YAML
     return PAGE.format(
         **{"tags": Markdown(f"kvt, {tag}"), "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
         **{"data": classes["data"], "version": __version__, "folder": Markdown(repr(folder)), "own": Markdown(named)},
@@ -160,26 +161,26 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, par
 
 
 def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
-    """Return numbers and settings as a card has them; settings that are None are left out."""
+    """Return numbers and a table of settings for a card; settings that are None are left out."""
     rows = [Markdown("| `{}` | {} |").format(name, value) for name, value in settings.items() if value is not None]
     return FACTS.format(numbers=Markdown(table(numbers)), settings=Markdown("\n").join(rows))
 
 
 def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
-    """Write a model as ONNX, from a batch of any size, as the data serve it, to its logits; return the paths.
+    """Write a model as an ONNX graph from a batch of inputs to its logits; return the paths of its files.
 
-    Texts may have any length up to the model's. A language model needs no data. Raises UserError if those of another
-    task are not there.
+    The graph takes batches of any size, and texts of any length up to the model's. Exporting needs the data of the run,
+    except for language models. Raises UserError if the data are missing.
     """
-    import_module("onnxscript")  # an extra, which torch needs
+    import_module("onnxscript")  # torch needs this package, of the extra kvt[onnx]
     task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
     if isinstance(task, LanguageTask):
         inputs: tuple[Tensor, ...] = (torch.zeros(1, task.hparams["spec"]["length"], dtype=torch.long),)
     else:
         inputs = task.inputs(next(iter(load_data(checkpoint).val_dataloader())))
-    inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # of one row the exporter makes a constant
+    inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # a batch of 1 would become a constant
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # the exporter warns about its own code
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         batch, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim.AUTO}
         is_text = [tensor.ndim == 2 and not tensor.is_floating_point() for tensor in inputs]
@@ -190,14 +191,14 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
     assert program is not None  # with dynamo=True
     _name_lengths(program.model.graph, [name for name, text in zip(names, is_text, strict=True) if text])
     with atomically(out / GRAPH) as part, TemporaryDirectory(dir=out) as folder:
-        program.save(Path(folder, GRAPH))  # which names the file of the weights after itself
+        program.save(Path(folder, GRAPH))  # a large graph has its weights in GRAPH_WEIGHTS
         weights = [path.rename(out / path.name) for path in Path(folder).glob(GRAPH_WEIGHTS)]
         Path(folder, GRAPH).rename(part)
     return [out / GRAPH, *weights]
 
 
 def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
-    """Name the length axis of each text, which the exporter has numbered: "length", or "source_length" if several."""
+    """Name the length axis of each text "length", or of several texts "source_length", instead of a number."""
     inputs = {value.name: value for value in graph.inputs}
     called = {
         str(inputs[name].shape[1]): "length" if len(texts) == 1 else f"{name}_length"
@@ -211,19 +212,19 @@ def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
 
 
 def push(paths: Sequence[Path], repository: str) -> str:
-    """Upload an exported model to the Hugging Face hub, into a repository that is private if it is new; return its URL.
+    """Upload an exported model to a repository of the Hugging Face hub, and return its URL; new ones are private.
 
     Raises:
-        UserError: the hub refuses.
+        UserError: the upload fails.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi  # an extra
+    from huggingface_hub import CommitOperationAdd, HfApi  # a package of the extra kvt[hub]
 
     hub = HfApi()
     try:
         url = hub.create_repo(repository, private=True, exist_ok=True)
         files = [CommitOperationAdd(path.name, path) for path in paths]
         hub.create_commit(repository, files, commit_message=f"kvt {__version__}")
-    except Exception as error:  # of many types: of the network, of the hub, of the name
+    except Exception as error:  # network, hub and invalid names raise exceptions of many types
         reason = " ".join(str(error).split())
         remedy = "check the name and the network, and log in with: hf auth login"
         raise UserError(f"--push {repository}: {reason.rstrip('.'):.300}: {remedy}") from error
@@ -231,7 +232,7 @@ def push(paths: Sequence[Path], repository: str) -> str:
 
 
 class _Forward(nn.Module):
-    """Calls a task, whatever the names of its arguments."""
+    """A module that calls a task with positional inputs."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

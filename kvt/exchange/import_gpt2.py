@@ -1,4 +1,4 @@
-"""A GPT-2 of Hugging Face's transformers, or of nanoGPT, as a checkpoint of `LanguageModelTask`."""
+"""Imports a GPT-2 of Hugging Face's transformers, or of nanoGPT, as a checkpoint of `LanguageModelTask`."""
 
 import json
 import re
@@ -25,7 +25,7 @@ WEIGHTS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     "model.safetensors": load_file,
     "pytorch_model.bin": read_tensors,
 }
-"""Readers of weights by file name. Shards, which <name>.index.json lists, have the same reader."""
+"""Functions that read weights, by file name. Shards, which <name>.index.json lists, are read by the same function."""
 ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -41,8 +41,8 @@ USUAL = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-"""Settings of config.json that must have these values, which are GPT-2's."""
-PARTS = {  # of a block, by their names there
+"""Settings that config.json must have with these values, the defaults of GPT-2."""
+PARTS = {  # names of a block's modules in GPT-2: names in kvt
     "ln_1": ["attention.norm"],
     "attn.c_attn": [f"attention.layer.projection.{role}" for role in "qkv"],
     "attn.c_proj": ["attention.layer.output"],
@@ -50,20 +50,20 @@ PARTS = {  # of a block, by their names there
     "mlp.c_fc": ["feed_forward.layer.0"],
     "mlp.c_proj": ["feed_forward.layer.3"],
 }
-MASK = re.compile(r"(_orig_mod\.)?(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # constants, in older files
+MASK = re.compile(r"(_orig_mod\.)?(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # constant masks in older files
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def import_gpt2(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint saves, with weights and tokenizer of a folder.
+    """Return the content of a checkpoint with the weights and tokenizer in a folder.
 
-    The model, with attn=qkv, has the same logits. Rows of the embedding that no token has are left out, as are added
-    tokens that have no row. Training begins from its weights, with the optimiser of the task language_model; all
-    dropout is that of residual branches.
+    The model, with attn=qkv, has the same logits. Embedding rows without a token, and added tokens without a row, are
+    left out. Training begins from the weights, with the optimiser of the task language_model. GPT-2's dropout rate of
+    residual branches, `resid_pdrop`, is used for all dropout.
 
     Args:
-        folder: has what `save_pretrained` writes: config.json, model.safetensors or pytorch_model.bin, or their shards;
-            or nanoGPT's ckpt.pt, whose GELU is exact; and tokenizer.json.
+        folder: folder with tokenizer.json, and with the files of `save_pretrained`: config.json, model.safetensors or
+            pytorch_model.bin, or their shards; or with nanoGPT's ckpt.pt, whose GELU is exact.
 
     Raises:
         UserError: a file is missing or damaged, the model differs from a GPT-2, or a tensor of the file is not used.
@@ -79,7 +79,7 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
         named = {"dim": "n_embd", "depth": "n_layer", "heads": "n_head", "length": "n_positions"}
         sizes = {ours: int(config[theirs]) for ours, theirs in named.items()}
         length, rows = sizes.pop("length"), len(weights["wte.weight"])
-    except Exception as error:  # a broken file raises nearly anything
+    except Exception as error:  # a damaged file may raise any exception
         raise _damaged(folder, error) from error
     tokens = _tokens(folder / "tokenizer.json", rows, config.get("eos_token_id"))
     if (count := len(tokens.pieces)) > rows:
@@ -112,7 +112,7 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
-    """Return the settings by transformers' names, the weights by its names and shapes, and the file of the settings.
+    """Return the settings and the weights, with the names and shapes of transformers, and the file of the settings.
 
     Raises UserError if a file is missing or damaged, or if a weight is quantised.
     """
@@ -135,16 +135,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
                 raise UserError(f"{folder}: {name} is {part.dtype}: save the model in float32, not quantised")
     except UserError:
         raise
-    except Exception as error:  # a broken file raises nearly anything
+    except Exception as error:  # a damaged file may raise any exception
         raise _damaged(folder, error) from error
     plain = {name.removeprefix("transformer."): part for name, part in weights.items()}
-    if is_nano:  # its linear layers are (out, in)
+    if is_nano:  # nanoGPT's linear weights are (out, in), those of transformers (in, out)
         plain = {name: part.T if part.ndim == 2 and name.startswith("h.") else part for name, part in plain.items()}
     return config, plain, source
 
 
 def _files(folder: Path) -> list[tuple[Path, Callable[[Path], dict[str, Tensor]]]]:
-    """Return the files of weights and what reads each; raise UserError if there are none."""
+    """Return (path, reader) of each file of weights; raise UserError if there are none."""
     for name, read in WEIGHTS.items():
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -160,7 +160,7 @@ def _damaged(folder: Path, error: Exception) -> UserError:
 
 
 def _tokens(path: Path, rows: int, end: Any) -> BytePairs:
-    """Return a model's tokenizer without added tokens that have no row; `end` is the id of its end token."""
+    """Return a model's tokenizer without added tokens that have no embedding row; `end` is the id of its end token."""
     tokens = read_tokenizer(path)
     content = json.loads(tokens.definition)
     added = content.get("added_tokens") or []
@@ -170,9 +170,9 @@ def _tokens(path: Path, rows: int, end: Any) -> BytePairs:
 
 
 def _state(theirs: dict[str, Tensor], folder: Path, layers: int, has_biases: bool) -> dict[str, Tensor]:
-    """Return GPT-2's weights by our names, taken from `theirs`; its linear layers are (in, out).
+    """Return GPT-2's weights, `theirs`, under kvt's names; GPT-2's linear weights, (in, out), are transposed.
 
-    Raises KeyError if one is missing, UserError if one is left that is not known to be redundant.
+    Raises KeyError if a weight is missing, and UserError if a weight is left over that is not redundant.
     """
     left = dict(theirs)
     table = left.pop("wte.weight")

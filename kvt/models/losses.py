@@ -60,11 +60,10 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
     if head is not None and is_plain(head) and len(head.weight) >= LARGE:
         return linear_cross_entropy(found, head.weight, head.bias, smoothing, teacher)
     logits = head(states) if head else states
-    exact, wanted, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, targets != ignore
-    if exact.is_cpu:  # classes second, not last: there up to six times as fast for the ten digits of lists
-        exact = exact.movedim(-1, 1)
-    else:  # in one dimension: on a GPU torch adds up losses of several in any order, and refuses to if deterministic
-        exact, wanted = exact.flatten(0, -2), targets.flatten()
+    exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
+    # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
+    # On a GPU, torch adds up losses of several dimensions in any order, and refuses to with --deterministic true.
+    exact, wanted = (exact.movedim(-1, 1), targets) if exact.is_cpu else (exact.flatten(0, -2), targets.flatten())
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)
     nll = loss = F.nll_loss(log_p, wanted, ignore_index=ignore)
     if smoothing:
@@ -126,7 +125,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = (x[:1] @ weight[:1].mT).dtype  # autocast chooses it, if it is enabled
         # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
-        apart = dtype == share.dtype  # add the bias after the product: oneDNN takes half as long again for both at once
+        apart = dtype == share.dtype  # bias after the product: for both at once, oneDNN takes 1.5 times as long
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
             part, target = share[rows], found.targets[rows].clamp_min(0).unsqueeze(1)
             logits = F.linear(x[rows], cast_weight, None if apart else cast_bias)
@@ -137,13 +136,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             right[rows] = best.squeeze(1) == found.targets[rows]
             each[rows] = (top - logits.gather(1, target) + log_z).squeeze(1) * real[rows]
             if smoothing:  # a sum: autocast would round a product with `@` to half precision
-                others = aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)
-                more = more + (others * part).sum()
+                more += ((aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)) * part).sum()
             slope = aim.subtract(p, target) if differentiate else p
             if teacher:
                 theirs, ours = teacher.log_p(logits, rows)
                 divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1)
-                more = more + teacher.weight * teacher.temperature**2 * (divergence * part).sum()
+                more += teacher.weight * teacher.temperature**2 * (divergence * part).sum()
                 slope.add_(ours.exp_().sub_(theirs.exp_()), alpha=teacher.weight * teacher.temperature)
                 del theirs, ours
             if differentiate:
@@ -165,6 +163,5 @@ class _LinearCrossEntropy(torch.autograd.Function):
             inputs = [one.view_as(one).requires_grad_() for one in inputs]  # or x made of a tied W would count for both
             loss = cross_entropy(found._replace(states=F.linear(*inputs)), *settings).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
-        else:
-            gradients = [upstream.to(gradient.dtype) * gradient for gradient in gradients]
-        return *gradients, None, None, None, None
+            return *gradients, None, None, None, None
+        return *(upstream.to(gradient.dtype) * gradient for gradient in gradients), None, None, None, None

@@ -1,4 +1,4 @@
-"""The callback that ends a run, and the progress bar."""
+"""The callback that ends a run with a validation, and the progress bar."""
 
 import os
 import signal
@@ -22,30 +22,30 @@ from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler,
 
 
 class EndRun(Callback):
-    """Ends every run with a validation, so that its last checkpoint and its result cover all of its training.
+    """A callback that ends every run with a validation, so that last.ckpt and the result cover the whole training.
 
-    At `max_steps` it tells the Trainer to stop, which then validates first. Any other run whose last step falls between
-    two validations is validated once more after its training.
+    At `max_steps` the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If the last step
+    of another run falls between two validations, the callback validates once more after training.
 
     Ctrl-C or a cluster's signal ends training after the current step or validation. A second Ctrl-C ends the process at
-    once. A second signal of a cluster changes nothing: SLURM sends SIGTERM when the time is up, though the run may
-    still save the checkpoint that an earlier signal has asked for.
-    With several processes, all stop after the same step: they agree when they log and after each validation.
+    once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run may
+    still be saving the checkpoint that an earlier signal has requested.
+    Several processes stop after the same step: they exchange their signals when they log and after each validation.
 
-    It is called before Lightning's `WeightAveraging`, which validates, saves and returns averages: a model's constants
-    are copied into them first.
+    The callback precedes Lightning's `WeightAveraging`, which validates, saves and returns averaged weights. So a
+    model's constants are copied into the averages first.
     """
 
     state_key = "FinalValidation"  # in checkpoints
 
     def __init__(self) -> None:
         self.step = 0  # of the run's last validation
-        self.signal = 0  # the one that was received
+        self.signal = 0  # the number of the first signal received
         self._training_is_over = self._validates = False
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:
-        """Let signals end this process at once while it waits for the others, when it could not handle one."""
+        """Let signals end this process at once while it waits for the other processes and runs no Python code."""
         self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -62,7 +62,7 @@ class EndRun(Callback):
             self._agree(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep the Trainer from stopping within a validation, where processes may have different numbers of batches."""
+        """Keep the Trainer from stopping during validation, where processes may have different numbers of batches."""
         copy_constants_into_averages(trainer)
         self._validates = True
         stop_after_this_batch(trainer, False)
@@ -82,9 +82,9 @@ class EndRun(Callback):
         self._restore()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Validate a run that is stopped after its last training step: resumed, it would train no more.
+        """Validate a run that is stopped after its last training step, because a resumed run would not train again.
 
-        Stop listening, unless a signal was received: then the second one must still end the process.
+        Restore the signal handlers, unless a signal was received: then a second Ctrl-C must still end the process.
         """
         if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
             self._validate(trainer)
@@ -121,7 +121,7 @@ class EndRun(Callback):
 
     def _agree(self, trainer: Trainer) -> None:
         agreed = self.signal
-        if trainer.world_size > 1:  # a signal may arrive meanwhile, on which this process must not stop alone
+        if trainer.world_size > 1:  # a signal that arrives during `reduce` must not stop this process alone
             mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
             agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if agreed:
@@ -130,10 +130,10 @@ class EndRun(Callback):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A progress bar that shows loss and score first and rates last: a narrow terminal cuts off the end.
+    """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
 
-    Without a terminal it prints a line instead, after each epoch and each validation within one. A notebook has a bar,
-    but not another one below it while the run validates.
+    Without a terminal, a line is printed after each epoch and after each validation within an epoch. A notebook shows
+    the bar of training and no second bar during validation.
     """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
@@ -160,7 +160,8 @@ class ProgressBar(TQDMProgressBar):
             self._print_line(trainer, pl_module)
 
     def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.prints_lines and self.printed != trainer.global_step:  # a run may end with a validation amid an epoch
+        # a run may end with a validation within an epoch
+        if self.prints_lines and self.printed != trainer.global_step:
             self.printed = trainer.global_step
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
             tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")

@@ -1,4 +1,4 @@
-"""Reads a checkpoint, or the folder of an export, as plain data: nothing in one is imported, called or parsed."""
+"""Reads a checkpoint, or the folder of an export, as plain data: nothing in it is imported, called or parsed."""
 
 import hashlib
 import json
@@ -17,18 +17,19 @@ from kvt.system.files import regular
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """The keys under which Lightning saves the settings of the task and its data."""
 MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files of a checkpoint that `kvt export` has written: its weights, and all else."""
+"""The files that `kvt export` writes: the weights, and all other data of the checkpoint."""
 DIGEST = "weights_sha256"
-"""The key of the weights' SHA-256 in the latter; an export of an older version has none."""
+"""The key in config.json of the SHA-256 of model.safetensors; exports of older versions of kvt lack it."""
 TIED = "tied"
-"""The key of tied weights: by the name of each that the file of weights lacks, the name under which it has it."""
+"""The key in config.json of tied weights, {"name left out of model.safetensors": "name of the same tensor there"}."""
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
     """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
 
     Raises:
-        UserError: it is no checkpoint of a Lightning module; the message begins with `name`, or else the path.
+        UserError: the path holds no checkpoint of a Lightning module. The message begins with `name`, or with the path
+            if `name` is None.
     """
     name = name or str(path)
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))

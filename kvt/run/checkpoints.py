@@ -1,4 +1,4 @@
-"""How a run saves its checkpoints: whole files only, the best by a metric, and the last to resume from."""
+"""Callbacks that save a run's checkpoints, best.ckpt and last.ckpt, and the atomic writes of these files."""
 
 import os
 from functools import cached_property
@@ -22,10 +22,10 @@ from kvt.tasks import Task
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file beside its path, and renames it once all of it is on the disk.
+    """Checkpoint IO that writes a temporary file beside the path, and renames it once it is complete on the disk.
 
-    Lightning goes through the system's folder for temporary files. If that is on another disk, a process that is killed
-    leaves half a checkpoint in place of the last good one.
+    Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a process that
+    is killed leaves half a checkpoint in place of the last complete checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -40,7 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Saves a checkpoint of a fixed name in the folder of its run, which is claimed before it is set up."""
+    """A `ModelCheckpoint` with a fixed file name, in the folder of the run that `claim`, a `StartRun`, has made."""
 
     def __init__(self, claim: StartRun, **settings: Any) -> None:
         self.claim = claim
@@ -57,9 +57,9 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class BestCheckpoint(RunCheckpoint):
-    """Keeps the best checkpoint by the task's `monitor`, the last of equally good ones: best.ckpt.
+    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`, the latest of several equal values.
 
-    ModelCheckpoint forgets the best one if its folder has moved, or has another path on this machine.
+    Unlike `ModelCheckpoint`, a resumed run keeps its best checkpoint after its folder has moved.
     """
 
     def __init__(self, claim: StartRun, recorder: Recorder, task: Task) -> None:
@@ -82,10 +82,10 @@ class BestCheckpoint(RunCheckpoint):
         self.best_k_models = {path: score}
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
-        """Return whether no earlier one is better: of equal ones, the last has learned for longest.
+        """Return whether no earlier checkpoint is better; of equal checkpoints, the last has trained for longest.
 
-        One whose metric is NaN is better than none, and never than another. None is of a run that has diverged, which
-        may still have an accuracy.
+        A checkpoint whose metric is NaN is saved only if there is no other. A run that has diverged saves no further
+        best checkpoint, even if its accuracy is a number.
         """
         better = super().check_monitor_top_k(trainer, current)
         equal = trainer.strategy.reduce_boolean_decision(bool(current == self.kth_value))
@@ -95,19 +95,19 @@ class BestCheckpoint(RunCheckpoint):
 class LastCheckpoint(RunCheckpoint):
     """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
 
-    ModelCheckpoint's own `save_last` follows its best checkpoint, which may be epochs old.
+    `save_last` of `ModelCheckpoint` would copy its best checkpoint, which may be epochs old.
 
     Args:
-        validates: whether the run validates; else it is saved after every epoch.
+        validates: whether the run validates; a run without validation saves last.ckpt after every epoch.
     """
 
     def __init__(self, claim: StartRun, validates: bool) -> None:
         super().__init__(claim, filename="last", save_on_train_epoch_end=not validates, save_on_exception=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing: the path is always the same."""
+        """Restore nothing, because the path is always the same."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save if the run is stopped between two steps; other exceptions may leave half a step."""
+        """Save if a signal has stopped the run between two steps; other exceptions may leave a step incomplete."""
         if isinstance(exception, SIGTERMException):
             super().on_exception(trainer, pl_module, exception)

@@ -1,6 +1,6 @@
-"""What a run is, as plain data: a task, its data, the Trainer's settings and a seed.
+"""`RunConfig`, the configuration of a run as plain data: a task, its data, the Trainer's settings and a seed.
 
-To read one needs no torch, which takes seconds to import: whatever parses settings or finds classes imports it itself.
+The module does not import torch, which takes seconds. Functions that parse settings or find classes import it.
 """
 
 import hashlib
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
     from kvt.run.load_checkpoint import Checkpoint
 
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
-"""What is no part of `RunConfig.flat`: the data, the run's seed and the machine say it."""
+"""The settings that `RunConfig.flat` leaves out, because they follow from the data, the run's seed or the machine."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run, as its config.yaml holds it: plain data, of which all other forms are views.
+    """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has its settings by name, `name` the hash of those that are not defaults, `words` what a user types.
+    `flat` returns the settings by name, `name` a hash of the settings that differ from their defaults, and `words` the
+    arguments of the command line.
 
     Attributes:
-        model: the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
-        data: likewise.
-        trainer: settings of the Lightning Trainer; what is left out has its default.
-        seed_everything: of the split, of initialisation, of the order of batches and of all randomness of training.
+        model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
+        data: class and settings of the data, {"class_path": "kvt.tasks.Reverse", "init_args": {…}}.
+        trainer: settings of the Lightning Trainer; settings that are left out have their defaults.
+        seed_everything: the seed of the split, the initialisation, the order of batches and all randomness of training.
         compile: whether torch compiles the model.
-        threads: of the processor; None: as many as train fastest when the run starts.
-        optimizer: the class in place of Adam, if there is one, {"class_path": "torch.optim.AdamW", "init_args": {…}}.
-        teacher: the run, or checkpoint, whose logits training learns to match besides, if it does.
-        teacher_temperature: by which the logits of teacher and model are divided for that.
-        teacher_weight: of the divergence from the teacher in the loss.
-        ckpt_path: the checkpoint from which training continues, if it does.
+        threads: number of CPU threads; None chooses the fastest number when the run starts.
+        optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None is Adam.
+        teacher: a run's folder or a checkpoint, whose logits the model also learns to match; None: no teacher.
+        teacher_temperature: the number by which the logits of teacher and model are divided.
+        teacher_weight: weight of the divergence from the teacher in the training loss.
+        ckpt_path: the checkpoint from which training continues; None: training begins with new weights.
     """
 
     model: dict[str, Any]
@@ -70,12 +71,15 @@ class RunConfig:
 
     @classmethod
     def from_name(cls, name: str) -> "RunConfig":
-        """Return the configuration of a task that comes with kvt, such as cifar10."""
+        """Return the configuration of a task of kvt by the name of its YAML file, such as cifar10."""
         return cls.from_yaml(name)
 
     @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
-        """Return the configuration in YAML files, of which a later one wins; raise UserError if it is not complete."""
+        """Return the configuration in YAML files; a later file overrides an earlier one.
+
+        Raises UserError if the files do not name the classes of a task and its data.
+        """
         from kvt.run.settings import settings_parser
 
         paths, classes, sections = read_files([*map(str, files)])
@@ -93,12 +97,13 @@ class RunConfig:
         """Return the configuration of the run that saved a checkpoint, to continue from it.
 
         Args:
-            path: of the file.
-            own: import paths of classes outside kvt that it uses, imported only if you name them: attn, model, data.
+            path: path of the checkpoint.
+            own: import paths of classes outside kvt that the checkpoint uses, by the keywords attn, model and data.
+                kvt imports only classes that you name.
 
         Raises:
-            UserError: it is no checkpoint of a task, it uses classes that are not named, or a setting has another type
-                than its class takes.
+            UserError: the file is no checkpoint of a task, the checkpoint uses a class outside kvt that is not named,
+                or a setting does not have the type that its class declares.
         """
         from kvt.run.load_checkpoint import Checkpoint
 
@@ -106,9 +111,10 @@ class RunConfig:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: "Checkpoint", attn: str | None = None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint; `attn` names an attention of one's own.
+        """Return the configuration of the run that saved a checkpoint.
 
-        Nothing in it is parsed: its settings are checked against the signatures of its classes.
+        `attn` is the import path of an attention outside kvt. The checkpoint's settings are not parsed; their types are
+        checked against the signatures of its classes.
         """
         from kvt.tasks.base import class_name
 
@@ -123,7 +129,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration that has these settings alone, by the names of `flat`."""
+        """Return the configuration with these settings, given by the names of `flat`; all others are left out."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -137,7 +143,12 @@ class RunConfig:
 
     @classmethod
     def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration of classes by import path, or kvt's by name, with settings by section."""
+        """Return the configuration with these classes and settings.
+
+        Args:
+            paths: import paths of the classes of "model" and "data"; a name without a dot is a class of kvt.tasks.
+            sections: settings by section.
+        """
         full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
         parts: dict[str, Any] = {}
         parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
@@ -151,13 +162,13 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """What the run imports by name: its attention, "attn", its task and its data."""
+        """The name of the attention, "attn", and the import paths of task and data, "model" and "data"."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
     @property
     def flat(self) -> dict[str, Any]:
-        """All settings that say what the run is, by section and name: "seed", "model.class", "model.dim"."""
+        """All settings that may change the result, by section and name: "seed", "model.class", "model.dim"."""
         from kvt.tasks.datamodule import as_recorded
 
         data = {**self.data, "init_args": as_recorded(self.data["class_path"], self.data["init_args"])}
@@ -165,7 +176,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings of `flat` as they were given, not brought into one form, so that nothing is imported."""
+        """The settings of `flat` as they were given: the data's settings are not converted, so no class is imported."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
@@ -183,7 +194,7 @@ class RunConfig:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the settings in `flat`, of those that have one."""
+        """The defaults of the settings in `flat` that have a default."""
         return _defaults(self.model["class_path"], self.data["class_path"])
 
     @property
@@ -196,13 +207,13 @@ class RunConfig:
     def name(self) -> str:
         """The run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
 
-        So a new argument with a default renames no run. Where a default has changed, the name stays and `differences`
-        tells: the stored configuration has every value.
+        So a new argument with a default does not rename runs. If a default changes, the name stays the same, and
+        `differences` reports the change, because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)} | asked._taught
-        # 5 or 5.0 is read for an `int | float` by the order in which `typing` happens to keep its unions; of the
-        # Trainer's others 1 is one batch, and 1.0 all of them
+        # gradient_clip_val, an `int | float`, may be parsed as 5 or as 5.0, so both get one name. The Trainer's other
+        # numbers are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
 
@@ -210,7 +221,7 @@ class RunConfig:
     def words(self) -> list[str]:
         """The arguments of `kvt fit` that repeat the run on one device, as in a study.
 
-        They name no YAML file: that of a run may be gone.
+        They do not refer to a YAML file, because the run's file may have been deleted.
         """
         asked = self.asked
         classes = {section: asked.pop(f"{section}.class") for section in PARTS if f"{section}.class" in asked}
@@ -221,19 +232,19 @@ class RunConfig:
         return [f"--{name}={text}" for name, text in texts.items()]
 
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
-        """Return the name, the value here and the value there of each setting in `flat` that differs, by name.
+        """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        A setting that one does not have is newer than its run, which was made as its default makes it. The classes of
-        the other are not imported.
+        A setting that is missing in one configuration counts with its default: the setting was added to kvt after that
+        run, and the default behaves like the version before. The classes of `other` are not imported.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         return differing(ours, theirs)
 
     def changed(self, **settings: Any) -> "RunConfig":
-        """Return a copy with other settings, each by its bare name as on the command line: attn="kv", max_epochs=1.
+        """Return a copy with changed settings, named as the flags of the command line: attn="kv", max_epochs=1.
 
         Raises:
-            UserError: there is no such setting, it has another type, or a run would refuse it.
+            UserError: a setting does not exist, has the wrong type, or has a value that a run does not accept.
         """
         from kvt.run.settings import require_settings, settings_parser
 
@@ -242,13 +253,13 @@ class RunConfig:
         sections = parser.parse_given(parser.by_section(settings))
         for section, cls in classes.items():
             nulls = {name: value for name, value in sections.get(section, {}).items() if value is None}
-            require_types(nulls, cls)  # the parser lets them pass, whatever the type
+            require_types(nulls, cls)  # the parser accepts None for every type
         changed = self.merged(sections)
         require_settings(changed.sections)
         return changed
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy with settings replaced, given by section and typed already."""
+        """Return a copy in which `sections`, settings by section that are already parsed, replace those of `self`."""
         none = "teacher" in sections and sections["teacher"] is None
         parts: dict[str, Any] = TEACHER | dict(sections) if none else dict(sections)
         parts = {name: parts[name] for name in OTHERS if name in parts}
@@ -261,7 +272,7 @@ class RunConfig:
 
     @property
     def own_flags(self) -> str:
-        """The words that name classes outside kvt to a command that takes a checkpoint: " --data my_task.Bits"."""
+        """The flags that name the run's classes outside kvt to a command with a checkpoint: " --data my_task.Bits"."""
         own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
         return "".join(f" --{name} {shell_word(path)}" for name, path in own)
 
@@ -271,7 +282,7 @@ class RunConfig:
         return {**vars(self), **{name: getattr(self, name)["init_args"] for name in BUILT}}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what config.yaml holds."""
+        """Return the content of config.yaml."""
         content = plain(vars(self))
         return {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
@@ -287,17 +298,17 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
-    """Return 12 hexadecimal digits of a hash of settings, whatever their order."""
+    """Return 12 hexadecimal digits of a hash of settings, which does not depend on their order."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _whole(value: Any) -> Any:
-    """Return a number without a fraction as an int, anything else as it is."""
+    """Return a float without a fraction as an int, any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def bare(name: str) -> str:
-    """Return the bare name of a setting in `RunConfig.flat`, as its flag has it.
+    """Return the name of a setting in `RunConfig.flat` without its section, as in its short flag.
 
     >>> bare("model.dim"), bare("model.class"), bare("seed")
     ('dim', 'model', 'seed')
@@ -316,9 +327,10 @@ def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
 def read_files(
     configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
 ) -> tuple[dict[str, str], dict[str, type[Any]], Sections]:
-    """Return the import paths of the classes in YAML files, the classes, none if one is missing, and all settings.
+    """Return the import paths of the classes in YAML files, the classes, and all settings by section.
 
-    A class that is `named` for a section replaces that of the files, and takes those settings that it knows.
+    No class is returned unless the files name those of both task and data. A class in `named`, by section, replaces the
+    files' class, and takes the files' settings that it has as arguments.
     """
     class_paths, sections = read_paths(configs, named)
     if class_paths.keys() != {*BUILT}:
@@ -332,7 +344,7 @@ def read_files(
 
 
 def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple[dict[str, str], Sections]:
-    """Return the import paths of the classes in YAML files, or of those that are `named` instead, and all settings."""
+    """Return the import paths of the classes in YAML files, replaced by those in `named`, and all settings."""
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:
@@ -359,7 +371,8 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
 def read_config(path: Path, name: str) -> dict[str, Any]:
     """Return the sections of a configuration in a YAML file.
 
-    Raises UserError, beginning with `name`, if it has no such sections; FileNotFoundError if there is no file.
+    Raises a UserError that begins with `name` if the content is not made of such sections, and FileNotFoundError if
+    the file does not exist.
     """
     content = read_yaml(path, name)
     mappings = isinstance(content, dict) and all(

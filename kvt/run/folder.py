@@ -23,16 +23,17 @@ class RunFolder:
     """The folder of one run, which one process at a time may use.
 
     Args:
-        path: of the folder; it is made if it does not exist.
-        made: the folders that this process has made for it; default: those that do not exist yet.
+        path: path of the folder, which is created if it does not exist.
+        made: the folders that this process has created for the run; default: the folder and its parents that do not
+            exist yet.
 
     Raises:
-        UserError: another process uses it.
+        UserError: another process uses the folder.
     """
 
     def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
         self.path = path
-        self._made = _missing(path) if made is None else made  # from the innermost on
+        self._made = _missing(path) if made is None else made  # innermost first
         path.mkdir(parents=True, exist_ok=True)
         self._before = {*path.iterdir()}
         self._held = ExitStack()
@@ -57,7 +58,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_config(self, config: "RunConfig") -> None:
-        """Write config.yaml, unless the run has one."""
+        """Write config.yaml, unless the folder has one."""
         path = self.path / "config.yaml"
         if not path.exists():
             write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
@@ -66,8 +67,8 @@ class RunFolder:
         self._held.close()
 
     def discard(self) -> None:
-        """Remove what has come into the folder since, and the folders that this process created, if they are empty."""
-        with suppress(OSError):  # the disk fails, or other runs are there
+        """Remove all files that were added to the folder since it was opened, and empty folders of this process."""
+        with suppress(OSError):  # the disk fails, or a folder holds other runs
             _remove({*self.path.iterdir()} - self._before)
             for folder in self._made:
                 folder.rmdir()
@@ -75,9 +76,9 @@ class RunFolder:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager: make a run's folder if it does not exist, and lock it; a process may lock it several times.
+    """Context manager: create a run's folder if it does not exist, and lock it.
 
-    Raises `Timeout` while another process has the lock.
+    A process may lock a folder several times. Raises `Timeout` while another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False)
@@ -111,7 +112,7 @@ def is_in_use(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-    except (OSError, NotImplementedError):  # only to read, or a file system without locks
+    except (OSError, NotImplementedError):  # a read-only folder, or a file system without locks
         return False
 
 
@@ -126,7 +127,10 @@ def best_checkpoint(folder: Path) -> Path:
 
 
 def run_folder(named: str, flag: str = "") -> Path:
-    """Return the path of the run's folder that a user names; raise UserError, beginning with `flag`, if it is none."""
+    """Return the path of a run's folder that a user names.
+
+    Raises a UserError that begins with `flag` if the folder has no config.yaml.
+    """
     path = user_path(named)
     if not (path / "config.yaml").is_file():
         raise UserError(f"{flag}{named}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
@@ -134,7 +138,7 @@ def run_folder(named: str, flag: str = "") -> Path:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """Return the run's folder that a checkpoint lies in, None if it lies elsewhere."""
+    """Return the run's folder that contains a checkpoint, None if the checkpoint is not in a run's folder."""
     folder = Path(checkpoint).resolve().parent.parent
     return folder if (folder / "config.yaml").is_file() else None
 

@@ -1,7 +1,7 @@
-"""Everything that uses private attributes of Lightning; checked with version 2.6.6.
+"""All code that uses private attributes of Lightning, checked with version 2.6.6.
 
 Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
-step, to step each schedule in a resumed epoch, to keep it from choosing a checkpoint, or to reach the average of a
+step, to step each schedule in a resumed epoch, to forbid its own choice of a checkpoint, or to access the average of a
 `WeightAveraging` callback.
 """
 
@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 
 def load_only_named_checkpoints(trainer: L.Trainer) -> None:
-    """Make the Trainer load the file that it is given as `ckpt_path`, or none, and resubmit no job of SLURM.
+    """Make the Trainer load only the file given as `ckpt_path`, and not resubmit SLURM jobs.
 
-    Without `ckpt_path` it would load any hpc_ckpt_N.ckpt of the working directory in a SLURM job, and the file of an
-    `OnExceptionCheckpoint` in `fit`. It writes the former when it resubmits a job.
+    Without `ckpt_path`, the Trainer would load any hpc_ckpt_N.ckpt of the working directory in a SLURM job, and the
+    file of an `OnExceptionCheckpoint` in `fit`. The Trainer writes hpc_ckpt_N.ckpt when it resubmits a job.
     """
     trainer._checkpoint_connector._select_ckpt_path = _named_checkpoint  # type: ignore[assignment, method-assign]
     environment = trainer._accelerator_connector.cluster_environment
@@ -37,17 +37,17 @@ def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
 def step_plateau_schedules(trainer: L.Trainer) -> None:
     """Make the Trainer step `ReduceLROnPlateau` at the end of this epoch, even if the run was resumed within it.
 
-    It leaves out that step, because its own checkpoints lack the metrics.
+    Lightning skips that step, because its own checkpoints lack the metrics.
     """
-    # the property of this name would become True in a run of steps, and each further epoch be empty
+    # Setting the public property `restarting` would leave every further epoch of a run with max_steps without batches.
     trainer.fit_loop._restarting = False
 
 
 def validate_after_training(trainer: L.Trainer) -> None:
-    """Run the validation loop once more, after the last training step, and log it at that step."""
+    """Run the validation loop once more after the last training step, and log its metrics at that step."""
     loop = trainer.fit_loop.epoch_loop
-    loop._batches_that_stepped -= 1  # Lightning logs at this number, which has moved past the last step
-    trainer.validating, loop.val_loop.restarting = True, False  # from its first batch, even if resumed amid one
+    loop._batches_that_stepped -= 1  # Lightning logs at this step, which is one past the last training step
+    trainer.validating, loop.val_loop.restarting = True, False  # start at the first batch, even in a resumed run
     try:
         loop.val_loop.run()
     finally:
@@ -55,15 +55,16 @@ def validate_after_training(trainer: L.Trainer) -> None:
 
 
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
-    """Undo the change of `validate_after_training` to the step, before checkpoints are written."""
+    """Undo the change that `validate_after_training` makes to the step, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
 
 
 @torch.no_grad()
 def copy_constants_into_averages(trainer: L.Trainer) -> None:
-    """Copy a model's constants, buffers of integers or outside checkpoints, into the averages of its weights.
+    """Copy a model's constants into the averages of its weights.
 
-    Lightning averages all buffers. Averaging rounds equal numbers, and truncates integers.
+    Constants are buffers of integers and buffers that checkpoints leave out. Lightning averages all buffers, which
+    rounds floats even if they are equal, and truncates integers.
     """
     model = trainer.lightning_module
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Reads checkpoints as plain data: nothing in one is imported, called or parsed.
+"""Loads models from checkpoints, which are read as plain data: nothing in a file is imported, called or parsed.
 
-A checkpoint names the classes of its task, its data and its attention. They are looked up among kvt's own and those
-that the user names too. Its settings are checked against the signatures of these classes.
+A checkpoint names the classes of its task, its data and its attention. A class is used only if it is part of kvt, or
+if the user names it too. The types of the checkpoint's settings are checked against the signatures of these classes.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ class Checkpoint:
     """A checkpoint file, or a folder of `kvt export`: its task, its data and their settings.
 
     Args:
-        path: of the file or folder; of a run's folder, its best checkpoint.
+        path: path of the file or of the export's folder; a run's folder stands for its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
-        flag: the one that takes its path from the user, for messages; "" if none does.
+        flag: the flag by which the user gave the path, for messages; "" if there is no flag.
     """
 
     path: str | Path
@@ -51,14 +51,14 @@ class Checkpoint:
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """What the Trainer has saved, by Lightning's keys, but for settings of data in their recorded form."""
+        """The content of the checkpoint by Lightning's keys, with the data's settings in their recorded form."""
         saved = read_checkpoint(self.path, self._name)
         model, data = (saved[key] for key in HPARAMS.values())
         return {**saved, HPARAMS["data"]: as_recorded(saved.get("data_class"), data, model.get("spec"))}
 
     @property
     def step(self) -> int:
-        """After how many steps of training it was saved."""
+        """The number of training steps before the checkpoint was saved."""
         return int(self.saved["global_step"])
 
     @property
@@ -68,11 +68,11 @@ class Checkpoint:
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
-        """The classes of the task and its data, by section. Raises UserError if one is neither kvt's nor named."""
+        """The classes of the task and its data, by section; a class that is neither kvt's nor named is a UserError."""
         return {section: self.class_of(section) for section in SECTIONS}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task, in eval mode; raise UserError if it is no `kind` or its weights do not fit."""
+        """Return the trained task in eval mode; raise UserError if it is not a `kind`, or its weights do not fit."""
         with self.add_checkpoint_path():
             cls = self.class_of("model")
             if not issubclass(cls, kind):
@@ -80,13 +80,14 @@ class Checkpoint:
             self.require_known_attention()
             task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
             dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-            if kept := dtypes - {torch.float16}:  # which saves space, as in the zoo, and is not computed with
-                task.to(kept.pop())  # of a run with --precision 64-true, float64
+            # float16 only saves space, as in the zoo: the model computes in float32
+            if kept := dtypes - {torch.float16}:
+                task.to(kept.pop())  # float64 after a run with --precision 64-true
             self.load_weights(task)
         return task.eval()
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
-        """Return the arguments of its task or data, type-checked, without `spec` and a data folder that is not here."""
+        """Return the arguments of the task or data, type-checked, without `spec` and without a missing `data_dir`."""
         values = self.hparams[section]
         taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
         require_types(taken, cls)
@@ -96,7 +97,7 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings that it keeps. Raises UserError if one has a type that the Trainer does not take."""
+        """The Trainer settings in the checkpoint; a setting of a type that the Trainer does not take is a UserError."""
         kept = self.saved["trainer"]
         taken = {name: kept[name] for name in KEPT if name in kept}
         require_types(taken, L.Trainer)
@@ -104,7 +105,10 @@ class Checkpoint:
 
     @property
     def optimizer(self) -> dict[str, Any] | None:
-        """The optimiser of its run, if it names one of torch's: any other must be given again, as it is imported."""
+        """The run's optimiser, {"class_path": …, "init_args": …}, if it is one of torch.optim, else None.
+
+        The user must name an optimiser of another package again, because kvt would have to import it.
+        """
         saved = self.saved.get("optimizer")
         asked: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
         module, _, name = str(asked.get("class_path")).rpartition(".")
@@ -118,21 +122,21 @@ class Checkpoint:
 
     @property
     def spec(self) -> Any:
-        """What the model knows of the run's data, their `TaskData.spec`: sizes, words; None if it knows nothing."""
+        """`TaskData.spec` of the run's data, such as sizes and vocabulary; None if the model needs no `spec`."""
         return self.hparams["model"].get("spec")
 
     @property
     def continues(self) -> bool:
-        """Whether training can go on from it; from weights alone, such as the zoo's, it begins anew."""
+        """Whether the checkpoint has the optimiser's state; training from weights alone, as the zoo's, begins anew."""
         return "optimizer_states" in self.saved
 
     @property
     def resumes(self) -> bool:
-        """Whether a run of this version can be resumed from it: older ones kept their history elsewhere."""
+        """Whether this version of kvt can resume the run: older versions did not save its history in checkpoints."""
         return self.continues and "Recorder" in self.saved.get("callbacks", {})
 
     def require_known_attention(self, own: str | None = None) -> None:
-        """Raise UserError if its attention is neither kvt's nor named, here or by `own`."""
+        """Raise UserError if the checkpoint's attention is not kvt's, and neither `named` nor `own` names it."""
         attn, own = self.hparams["model"].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
             remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
@@ -141,7 +145,7 @@ class Checkpoint:
             raise self._not_ours("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
-        """Load the weights into a task; raise UserError if they have other names or shapes, or are not finite."""
+        """Load the weights into a task; raise UserError if names or shapes differ, or weights are not finite."""
         try:
             task.load_state_dict(self.saved["state_dict"])
         except RuntimeError as error:
@@ -151,7 +155,7 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of its weights and their names, in hexadecimal."""
+        """The SHA-256 of the weights and their names, in hexadecimal."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.saved["state_dict"].items()):
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -160,13 +164,13 @@ class Checkpoint:
 
     @property
     def taught(self) -> Mapping[str, Any]:
-        """The settings of `TEACHER` of its run, and the teacher's `digest`; empty if the run has no teacher."""
+        """The run's settings of `TEACHER`, and the teacher's `digest`; empty if the run has no teacher."""
         taught = self.saved.get("teacher")
         return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:
-        """The fingerprint of the run's data, `TaskData.content`; None if it has none, or the checkpoint is older."""
+        """The fingerprint of the run's data, `TaskData.content`; None if the checkpoint has no fingerprint."""
         return self.hparams["data"].get("content")
 
     def error(self, reason: str) -> UserError:
@@ -179,7 +183,7 @@ class Checkpoint:
 
     @contextmanager
     def add_checkpoint_path(self) -> Iterator[None]:
-        """Context manager: adds the path of the checkpoint to a user's mistake that is raised inside."""
+        """Context manager: add the path of the checkpoint to the message of a user's mistake that is raised inside."""
         try:
             yield
         except Exception as error:
@@ -189,12 +193,12 @@ class Checkpoint:
             raise self.error(mistake) from None
 
     def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
-        """Return a task or its data with these settings. Raises UserError if the class does not take them."""
+        """Return a task or its data with these settings; raise UserError if the class does not take them."""
         try:
             return cls(**settings)
         except UserError:
             raise
-        except Exception as error:  # settings that no run has had raise nearly anything
+        except Exception as error:  # settings of a damaged checkpoint may raise any exception
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
     def class_of(self, section: str) -> type[Any]:
@@ -215,17 +219,17 @@ class Checkpoint:
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
     """Return the trained task in a checkpoint, in eval mode, with its vocabulary.
 
-    A task of characters or numbers has `generate(prompt, tokens)`, one of translation `translate(sentences)`, every
-    classification `predict(inputs)`.
+    A language model has `generate(prompt, tokens)`, a translation task `translate(sentences)`, and a classification
+    task `predict(inputs)`.
 
     Args:
-        checkpoint: a file that a run, or a plain Lightning Trainer, has saved, or a folder of `kvt export`.
-        attn: the import path of your own attention that the checkpoint uses, my_attention.NearKV: it is imported only
-            if you name it.
-        model: likewise a task of your own, my_task.MyTask.
+        checkpoint: path of a file that a run, or a plain Lightning Trainer, has saved, or of a folder of `kvt export`.
+        attn: import path of your own attention class, if the checkpoint uses one: my_attention.NearKV. kvt imports only
+            classes that you name.
+        model: import path of your own task class, if the checkpoint uses one: my_task.MyTask.
 
     Raises:
-        UserError: there is no such file, it is no checkpoint of a task, or it uses code that is not named.
+        UserError: the file does not exist, is no checkpoint of a task, or uses a class outside kvt that is not named.
     """
     named = {"attn": attn, "model": model}
     return Checkpoint(user_path(checkpoint), named, flag="").load_task(Task)  # type: ignore[type-abstract]

@@ -1,4 +1,4 @@
-"""Loggers by name: Lightning's and one for Trackio; what they are told, and how a run ends or is resumed for them."""
+"""Loggers by name: Lightning's loggers and one for Trackio, with their hyperparameters and the ids of resumed runs."""
 
 import csv
 import json
@@ -18,22 +18,22 @@ from kvt.run.settings import trainer_objects
 from kvt.system.files import read_json, write_atomically
 
 ABSENT = float("nan")
-"""A score that a run does not have, but others of its task may: a column of TensorBoard's table."""
+"""The value in TensorBoard's table of a score that this run lacks and other runs of the task may have."""
 IDS = "loggers.json"
 """The file in a run's folder with the id by which each logger knows the run."""
 OF_TRAINER = ("max_epochs", "max_steps", "precision")
-"""The Trainer's settings among the hyperparameters; notes name the others that make a run a shorter one."""
+"""The Trainer's settings among the hyperparameters; notes name limits on batches and early stopping."""
 
 
 def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list[Logger]:
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name among `kvt.run.settings.LOGGERS`, a class of Lightning's, {"class_path": …}, or a list of
-            these; true or None: tensorboard.
+        setting: a name in `kvt.run.settings.LOGGERS`, a Lightning logger as {"class_path": …}, or a list of these;
+            True or None is "tensorboard".
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
-        purge_step: of a resumed run, the first step that it logs again: TensorBoard hides its events from this step on,
-            and the CSV loses its rows. None: the run is new.
+        purge_step: the first step that a resumed run logs again: TensorBoard hides older events from this step on, and
+            older rows are removed from the CSV. None: the run is new.
 
     Raises:
         ModuleNotFoundError: the package of wandb, trackio or mlflow is not installed.
@@ -46,7 +46,7 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
 
 
 def keep_ids(loggers: Sequence[Logger], run: Path) -> None:
-    """Write the ids by which W&B and MLflow know a run into its folder: a resumed run goes on with them."""
+    """Write the ids of the run in W&B and MLflow into its folder, so that a resumed run continues them."""
     ids = {}
     for logger in loggers:
         match logger:
@@ -59,12 +59,12 @@ def keep_ids(loggers: Sequence[Logger], run: Path) -> None:
 
 
 def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that loggers show: of the same names in all runs of a task.
+    """Return the hyperparameters that loggers show, with the same names in all runs of a task.
 
     Args:
-        task: the run's.
-        data: likewise.
-        config: what its config.yaml holds.
+        task: the run's `Task`.
+        data: the run's `TaskData`.
+        config: the content of the run's config.yaml.
     """
     trainer = {name: config["trainer"].get(name, TRAINER[f"trainer.{name}"]) for name in OF_TRAINER}
     hparams = {**trainer, **task.hparams, **data.hparams, "seed": config["seed_everything"]}
@@ -74,14 +74,14 @@ def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def score_names(task: Any, data: Any) -> list[str]:
-    """Return the scores that a run of a task may have, without those of single bins, as `when_best` names them."""
+    """Return the names by `when_best` of all scores that a run of a task may have, except scores of single bins."""
     stages = [stage for stage in ("val", "test") if stage in data.splits]
     of_stages = [f"{stage}/{m.name}" for stage in stages for m in task.metrics if stage in m.stages]
     return [when_best(name) for name in of_stages if "{" not in name]
 
 
 def when_best(name: str) -> str:
-    """Return the name of a metric of the best checkpoint: TensorBoard, which sorts, shows the curves before it.
+    """Return the name for a metric of the best checkpoint; TensorBoard sorts it behind the curves of train and val.
 
     >>> when_best("val/loss")
     'when_best/val_loss'
@@ -90,9 +90,9 @@ def when_best(name: str) -> str:
 
 
 def end_runs(loggers: Sequence[Logger], run: Path) -> None:
-    """End for the loggers what was begun for a run: the next one in this process begins anew.
+    """End a run in W&B, Trackio and MLflow, so that the next run in this process begins anew.
 
-    A run of W&B's or a place of MLflow's that the user has chosen stays.
+    A W&B run that the user has started, and an MLFLOW_TRACKING_URI that the user has set, are not changed.
     """
     for logger in loggers:
         with suppress(OSError):  # the disk may be full
@@ -107,12 +107,12 @@ def end_runs(loggers: Sequence[Logger], run: Path) -> None:
                 case MLFlowLogger() if os.environ.get("MLFLOW_TRACKING_URI") == _database(run):
                     import mlflow
 
-                    nowhere: Any = None  # which it takes, whatever its type says
-                    mlflow.set_tracking_uri(nowhere)  # Lightning has set it for the whole process
+                    nowhere: Any = None  # accepted, although the declared type is str
+                    mlflow.set_tracking_uri(nowhere)  # Lightning has set the address for the whole process
 
 
 class TrackioLogger(Logger):
-    """Logs to Trackio as `WandbLogger` to W&B, on this machine: `trackio show --project kvt` shows it."""
+    """A logger that writes to Trackio on this machine; `trackio show --project kvt` shows the runs."""
 
     def __init__(self, name: str, project: str, group: str, resume: str = "never") -> None:
         import trackio
@@ -131,7 +131,7 @@ class TrackioLogger(Logger):
 
     @cached_property
     def experiment(self) -> Any:
-        """Trackio's run, begun at the first call; it keeps the hyperparameters that are logged until then."""
+        """Trackio's run, started at the first access with the hyperparameters logged so far."""
         with redirect_stdout(sys.stderr):
             return self.trackio.init(**self._names, config=self.hparams, embed=False)
 
@@ -148,27 +148,27 @@ class TrackioLogger(Logger):
         self.log_metrics({key: self.trackio.Markdown(data[0][0])}, step)
 
     def end(self) -> None:
-        """End Trackio's run, and wait until it is written."""
+        """End Trackio's run, and wait until all of it is written."""
         if "experiment" in vars(self):
             with redirect_stdout(sys.stderr):
                 self.trackio.finish()
 
 
 class _TensorBoard(TensorBoardLogger):
-    """Leaves out the number of the epoch, whose chart would come before all curves, and scores that are absent."""
+    """A TensorBoard logger without a chart of the epoch number, and without the scores that are `ABSENT`."""
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         shown = {name: value for name, value in metrics.items() if name != "epoch" and value is not ABSENT}
         super().log_metrics(shown, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Log a mapping as one text: of its parts, TensorBoard would show those that one run has."""
+        """Log each mapping as one text, because TensorBoard's table shows parts of mappings only for a single run."""
         texts = {name: str(value) if isinstance(value, Mapping) else value for name, value in params.items()}
         super().log_hyperparams(texts, metrics, step)
 
 
 class _CSV(CSVLogger):
-    """Keeps what was logged before a run was resumed; Lightning's removes it."""
+    """A CSV logger that keeps the rows logged before a run was resumed; Lightning's logger deletes them."""
 
     def __init__(self, run: Path, purge_step: int | None) -> None:
         super().__init__(run, name="", version="")
@@ -189,7 +189,7 @@ def _database(run: Path) -> str:
 
 
 def _mlflow_place(run: Path) -> str | None:
-    """Return the place of MLflow that the user has chosen; None: the run's own database, which a run sets itself."""
+    """Return the MLFLOW_TRACKING_URI that the user has set; None if the run logs to a database in its folder."""
     place = os.environ.get("MLFLOW_TRACKING_URI")
     return None if place == _database(run) else place
 
@@ -198,11 +198,11 @@ def _make(one: Logger | str, run: Path, purge_step: int | None, ids: Mapping[str
     title, task_and_attn = _title(run), "/".join(run.parts[-3:-1])
     match one:
         case "tensorboard":
-            # its version is the last part of the path
+            # the folder is run.parent / "" / version
             return _TensorBoard(run.parent, "", run.name, default_hp_metric=False, purge_step=purge_step)
         case "csv":
             return _CSV(run, purge_step)
-        case "wandb":  # its `resume` is "allow"
+        case "wandb":  # WandbLogger passes resume="allow"
             return WandbLogger(title, save_dir=run, id=ids.get("wandb"), project="kvt", group=task_and_attn)
         case "trackio":
             resume = "never" if purge_step is None else "allow"

@@ -1,4 +1,4 @@
-"""Attention maps and sample texts after validations, in each logger that takes them."""
+"""A callback that shows attention maps and sample texts in the loggers after validations."""
 
 import re
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from kvt.tasks import TaskData
 from kvt.view import maps
 
 TAG = "visual/attention"
-"""Behind train/ and val/, whose curves TensorBoard shows first, as it sorts by name."""
+"""The name of the pictures; TensorBoard sorts by name, so the curves of train/ and val/ come first."""
 SHOWING = (TensorBoardLogger, WandbLogger, TrackioLogger, MLFlowLogger)
 """The loggers that take pictures and texts."""
 SHARE = 1 / 20
-"""The part of a run's time that showing may take, besides the first and the last time."""
+"""The largest share of a run's time for showing, apart from the first and the last validation."""
 
 
 class Shown(Callback):
-    """Shows attention maps and a sample text after the first and the last validation, after others if that is quick.
+    """A callback that shows attention maps and a sample text after the first and the last validation.
 
-    It is quick if the last time took at most a twentieth of what has passed since: a small model, which is validated
-    every second or so, would else be drawn for longer than it is trained.
+    It also shows them after another validation, if the last time took at most `SHARE` of the seconds since then.
+    Otherwise drawing would take longer than training in a small model that is validated about once a second.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._took = self._ended = 0.0  # seconds of the last time; when that was over
-        self._is_due = False  # whether the last validation has not been shown
+        self._took = self._ended = 0.0  # seconds of the last showing; the time at its end
+        self._is_due = False  # whether the last validation is still to be shown
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -42,21 +42,21 @@ class Shown(Callback):
             self._show_if(self._took <= SHARE * (perf_counter() - self._ended), trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Show the last validation: that it was the last is known only now."""
+        """Show the last validation, if `on_validation_end` has not shown it."""
         if self._is_due:
             pl_module.eval()
             self._show_if(True, trainer, pl_module)
             pl_module.train()
 
     def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Show a model in eval mode to these loggers; of several processes, only the first calls this."""
+        """Show maps and text of a model in eval mode in these loggers; only the first process of a run calls this."""
         self.show_maps(loggers, pl_module, trainer)
         self.show_text(loggers, pl_module, trainer)
 
     def show_maps(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Draw the maps of the first validation example: of each layer a picture as narrow as its card.
+        """Draw the maps of the first validation example, one picture for each layer, as narrow as TensorBoard's cards.
 
-        A model with an attention that has no map trains without pictures.
+        A model with an attention that has no map gets no pictures.
         """
         if not all(layer.has_map for layer in pl_module.modules() if isinstance(layer, Attention)):
             return
@@ -70,7 +70,7 @@ class Shown(Callback):
                 _show(logger, name, picture, trainer.global_step)
 
     def show_text(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Show text that the model generates, unless it has diverged."""
+        """Show a text that the model generates, unless the run has diverged."""
         if self.recorder.diverged or (text := pl_module.sample()) is None:
             return
         for logger in loggers:
@@ -84,7 +84,7 @@ class Shown(Callback):
 
     def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
         takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
-        if worthwhile and takers:  # of several processes only the first has loggers
+        if worthwhile and takers:  # only the first process of a run has loggers
             begun = perf_counter()
             with torch.no_grad():
                 self.show(takers, pl_module, trainer)

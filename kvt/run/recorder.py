@@ -1,4 +1,4 @@
-"""Keeps what a run has come to, and saves all of it in checkpoints, so that a resumed run goes on exactly."""
+"""`Recorder`, the callback that keeps the history and state of a run in its checkpoints, for exact resuming."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -16,41 +16,43 @@ from kvt.run.lightning_internals import step_plateau_schedules
 from kvt.tasks import Task
 
 Row = dict[str, float]
-"""A step, the seconds of training until then, and the metrics that were logged."""
-MAX_ROWS = 2**15  # of a history: every checkpoint holds it
+"""{"step": …, "seconds": …} with the seconds of training until the step, and the metrics logged at it."""
+MAX_ROWS = 2**15  # limits the history, because every checkpoint contains it
 
 
 class Recorder(Callback):
-    """Keeps the history of a run, the seconds of its training alone, and what lies between two logs.
+    """A callback that keeps the history of a run, its training time, and the state accumulated since the last log.
 
-    * The metrics of training and validation, a row for each step that logs some. A loss that is not finite ends a run.
-    * With the metrics of training, the learning rate and the norm of the gradients.
-    * The seconds without validation, pictures and checkpoints, logged as `train/seconds` and `train/<unit>_per_second`.
-    * Running means, accumulated gradients and the metrics that the Trainer shows to callbacks and schedulers, of each
-      process; a checkpoint holds those of all, by rank.
+    * The history has a row for each step that logs metrics of training or validation. A loss that is not finite ends
+      the run.
+    * The learning rate and the norm of the gradients are logged with the metrics of training.
+    * The time excludes validation, pictures and checkpoints, and is logged as `train/seconds` and
+      `train/<unit>_per_second`.
+    * The accumulated state is running means, accumulated gradients, and the metrics that the Trainer passes to
+      callbacks and schedulers. A checkpoint holds the state of all processes, by rank.
 
     Args:
-        settings: the Trainer's, which checkpoints keep under "trainer".
-        resumes: whether the run is resumed: it then ends if `EarlyStopping` had asked for that before it was killed.
+        settings: the Trainer's settings, which checkpoints keep under "trainer".
+        resumes: whether the run is resumed: it then ends if `EarlyStopping` had stopped it before it was killed.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None, resumes: bool = False) -> None:
         self.settings, self.resumes = dict(settings or {}), resumes
         self.rows: list[Row] = []
-        self.diverged: str | None = None  # which loss was not finite, and at which step
+        self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
-        self.count = 0  # of what all processes have read, in the unit of the task, when it was last added up
-        self._own_count: int | Tensor = 0  # of this process since then; stays on the device until it is read
-        self.has_trained = False  # in this process
+        self.count = 0  # examples or tokens (the task's unit) that all processes have read, when last added up
+        self._own_count: int | Tensor = 0  # units that this process has read since then; stays on the device
+        self.has_trained = False  # whether this process has done a training step
         self._since: float | None = None  # None while the clock is stopped
         self._gradients: dict[str, Tensor] = {}
         self._callback_metrics: dict[str, Tensor] = {}
-        self._had_to_stop = False  # when the checkpoint was written
-        self._step: dict[str, float | Tensor] = {}  # what is logged of the last step
+        self._had_to_stop = False  # trainer.should_stop in the checkpoint that was loaded
+        self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm of the last step, to be logged
 
     @property
     def rate(self) -> float:
-        """The units of the task that training has read per second so far."""
+        """The number of the task's units, such as images or tokens, that training has read per second so far."""
         return self.count / self.seconds if self.seconds else 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -59,9 +61,8 @@ class Recorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore gradients and metrics, which the Trainer resets after it has loaded a checkpoint.
 
-        A checkpoint may be written between a validation and the end of its epoch, where `EarlyStopping` and
-        `ReduceLROnPlateau` read the metrics. A resumed run that has diverged or stopped early ends: it was killed
-        before it could.
+        `EarlyStopping` and `ReduceLROnPlateau` read the metrics at the end of an epoch, and a checkpoint may be written
+        between a validation and that end. A resumed run ends if it had diverged or stopped early before it was killed.
         """
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
@@ -88,7 +89,7 @@ class Recorder(Callback):
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
-        """Keep the rate of a step that will be logged, and the norm of its gradients before they are clipped."""
+        """Keep the learning rate of a step that will be logged, and the norm of its gradients before clipping."""
         if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
@@ -111,7 +112,7 @@ class Recorder(Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the Trainer's settings and the metrics of a validation at this step: the run's, if this is its best."""
+        """Add the Trainer's settings, and the metrics of a validation at this step, to the checkpoint."""
         now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
         validated = any(name.startswith("val/") for name in now)
         metrics = trainer.callback_metrics.items() if validated else ()
@@ -139,7 +140,7 @@ class Recorder(Callback):
         self._callback_metrics = own.get("callback_metrics", {})
 
     def on_record(self, name: str, value: float) -> None:
-        """Add a metric that the task records; `Task.record` calls this."""
+        """Add a metric to the history; `Task.record` calls this."""
         if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
             self.add(name, value, self._trainer.global_step)
             self._trainer.should_stop |= self.diverged is not None
@@ -157,7 +158,7 @@ class Recorder(Callback):
 
     def _stop_clock(self, trainer: Trainer) -> None:
         if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()  # queued kernels are training, too
+            torch.cuda.synchronize()  # queued kernels belong to training
         self._add_up_counts()
         self._tick()
         self._since = None
@@ -176,7 +177,7 @@ class Recorder(Callback):
 
 
 def thinned(rows: list[Row]) -> list[Row]:
-    """Keep the first row with the same metrics in every 2, 4, 8 … steps: as many as leave at most half of the rows."""
+    """Return at most half of the rows: the first with the same metrics in each interval of 2, 4, 8 … steps."""
     kept, steps = rows, 1
     while len(kept) > len(rows) // 2:
         steps *= 2
@@ -188,7 +189,7 @@ def thinned(rows: list[Row]) -> list[Row]:
 
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
-    """Return the sums of the training means that are not logged yet, by metric."""
+    """Return the sums and counts of the training means since the last log, by metric."""
     means = {name: task.means[f"train/{name}"] for name in _trained(task)}
     return {name: mean.metric_state for name, mean in means.items() if mean.update_called}
 

@@ -23,7 +23,7 @@ from kvt.system.quoting import one_line
 
 
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a run prints at its end, and its result.json begins with."""
+    """Return the summary that a run prints at its end; its result.json begins with the same entries."""
     return {
         **{"task": data.task_name, "attn": task.attn, "seed": seed},
         **metrics,
@@ -42,15 +42,17 @@ def save_results(
     trainer: L.Trainer,
     folder: Path | None,
 ) -> None:
-    """Log the scores and the notes, to TensorBoard with the hyperparameters; write result.json and history.csv.
+    """Log the scores and the notes, and write result.json and history.csv.
+
+    TensorBoard gets the scores together with the hyperparameters, because its table needs both in one call.
 
     Args:
-        summary: what `summary` returns.
+        summary: the return value of `summary`.
         history: a row for each logged step.
-        config: the run's, which result.json holds, too.
-        started: when the run was.
-        trainer: the one that trained.
-        folder: of the run; None to write no files.
+        config: the content of the run's config.yaml, which result.json repeats.
+        started: the time at which the run started.
+        trainer: the Trainer that trained.
+        folder: the run's folder; None writes no files.
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -63,7 +65,7 @@ def save_results(
         else:
             logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)
-        logger.finalize("success")  # a full disk shows here, not silently at the end of the process
+        logger.finalize("success")  # raises on a full disk, which would pass silently at the end of the process
     if folder is not None:
         write_csv(folder / "history.csv", dict.fromkeys(name for row in history for name in row), history)
         details = {
@@ -84,22 +86,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether a run's result was measured with the weights of a checkpoint: those of its best one."""
+    """Return whether the folder's result.json was measured with the weights of this checkpoint, those of best.ckpt."""
     best = best_checkpoint(folder)
     return (folder / "result.json").is_file() and best.is_file() and checkpoint.digest == Checkpoint(best).digest
 
 
 def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
-    """Add the metrics of a test to a run's result.json, or keep them beside it; return the file's path.
+    """Add the metrics of a test to a run's result.json, or write them to test-<checkpoint>-<hash>.json beside it.
+
+    If the folder cannot be written, a note is printed and None is returned.
 
     Args:
-        folder: of the run.
-        own: whether they belong to the run's result.
+        folder: the run's folder.
+        own: whether the metrics belong to the run's result.
         scores: the metrics.
-        measured: what was measured, checkpoint, data and settings; a file beside the result has a name of its own for
-            each.
+        measured: checkpoint, data and settings of the test, which determine the hash in the file's name.
 
-    A folder that cannot be written is no mistake: a line says so, and None is returned.
+    Returns:
+        The path of the written file.
     """
     path = folder / "result.json"
     content = {**(read_json(path) or {}), **scores} if own else {**scores, **measured}
@@ -117,12 +121,12 @@ def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Ma
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with one line for each prediction; numbers have four decimals, lists of numbers share a cell.
+    """Write a CSV with one line for each example; numbers have four decimals, and a list of numbers is one cell.
 
     Args:
-        path: of the file.
-        batches: the columns of each batch.
-        names: of the examples, a column "file", if they have names.
+        path: path of the CSV.
+        batches: the columns of each batch, by name.
+        names: file names of the examples, for a column "file"; None: no such column.
     """
     predicted = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
     count = len(next(iter(predicted.values())))

@@ -1,4 +1,4 @@
-"""One run: its configuration becomes data, a task and a Trainer, and these a result."""
+"""One run: builds data, task and Trainer from a configuration, and trains, validates, tests or predicts."""
 
 import os
 import re
@@ -44,9 +44,9 @@ from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 
-# what gloo and NCCL report when another process of the run is gone
+# errors of gloo and NCCL when another process of the run has ended
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
-# what torch reports, on a CPU and on a GPU, where it cannot compile
+# errors of torch without a compiler, on a CPU and on a GPU
 NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
@@ -55,7 +55,11 @@ class Built:
     """A configuration with the data and the task that are built from it, before the data are read.
 
     Attributes:
-        source: the checkpoint that the configuration comes from, if it does: a mistake in a setting names its path.
+        config: the configuration.
+        data: the data.
+        task: the task with its model.
+        source: the checkpoint that the configuration comes from, whose path is named in messages about its settings;
+            None if the configuration comes from elsewhere.
     """
 
     config: RunConfig
@@ -65,7 +69,7 @@ class Built:
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that the configuration names: training starts from it, or it is measured."""
+        """The checkpoint that training starts from, or that is measured; None if the configuration names none."""
         path = self.config.ckpt_path
         return self.source or (None if path is None else Checkpoint(path))
 
@@ -77,13 +81,13 @@ class Built:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run has come to.
+    """The result of a run.
 
     Attributes:
-        metrics: what its result.json begins with: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
+        metrics: the first entries of result.json: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
         history: a row for each logged step.
-        folder: with config.yaml, result.json, history.csv and checkpoints; None under --fast_dev_run.
-        checkpoint: the best one by the task's `monitor`.
+        folder: the folder with config.yaml, result.json, history.csv and checkpoints; None under --fast_dev_run.
+        checkpoint: path of the best checkpoint by the task's `monitor`; None if no checkpoint was saved.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -92,12 +96,12 @@ class Result:
     checkpoint: Path | None = None
 
     def __repr__(self) -> str:
-        """Return the table that `kvt fit` prints; a prompt and a notebook show it."""
+        """Return the table that `kvt fit` prints."""
         return table(self.metrics | ({} if self.folder is None else {"run": os.path.relpath(self.folder)}))
 
 
 def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
-    """Return the data and the task of a configuration, seeded; raise UserError if they do not take its settings."""
+    """Seed all random generators, and return data and task; raise UserError if they do not accept the settings."""
     if not isinstance(config, RunConfig):
         raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     tune()
@@ -108,7 +112,7 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
         require_settings(config.sections)
         L.seed_everything(config.seed_everything, workers=True, verbose=False)
         seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
-        given = plain(config.sections)  # copies, which task and data may change
+        given = plain(config.sections)  # a copy, which task and data may change
         data = make(classes["data"], given["data"] | seed)
         if data.only_predict and source is None:
             raise UserError(data.only_predict)
@@ -130,14 +134,14 @@ def train(
     """Train, and test the best checkpoint.
 
     Args:
-        config: the run.
-        folder: for its files; default: a new lightning_logs/<task>/<attn>/version_N.
-        resume: go on from the folder's last checkpoint, exactly as if the run had not been stopped.
+        config: the run's configuration.
+        folder: folder for the run's files; default: a new lightning_logs/<task>/<attn>/version_N.
+        resume: continue from the folder's last.ckpt, with the same result as if the run had not been stopped.
         test: whether to test, if the data have a test split.
-        callbacks: more of them, of one's own.
+        callbacks: further Lightning callbacks.
 
     Raises:
-        UserError: a setting, the data or the folder does not allow it.
+        UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
     """
     silence_libraries()
     return fit(build(config), folder, resume=resume, test=test, callbacks=callbacks)
@@ -152,10 +156,10 @@ def fit(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Result:
-    """Train a run that is built, as `train` does; `quiet`: say nothing, and show loggers no attention maps and texts.
+    """Train a built run, with the arguments of `train`; `quiet` prints nothing and draws no attention maps and texts.
 
-    A run that fails before its first step leaves its folder as it was. One that is stopped by a signal says how to go
-    on, and exits with 128 and the signal's number.
+    A run that fails before its first step leaves its folder unchanged. A run that a signal stops prints how to resume,
+    and exits with code 128 + the signal's number.
     """
     started = datetime.now(UTC)
     path, start = _place(run, folder, resume)
@@ -165,7 +169,7 @@ def fit(
     recorder, stop = Recorder(kept_settings(run.config.trainer), resume), EndRun()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [Shown(recorder)]
-    # the last validation precedes the end of training, when averaged weights replace the trained ones
+    # EndRun comes first: its validation after training precedes the end of training, when averages replace weights
     trainer = make_trainer(run.config, [*callbacks, recorder, *shown, *saving], [claim, stop], logger=False)
     of_task = run.task.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
@@ -173,8 +177,8 @@ def fit(
     if not quiet:
         _advise_on_precision(trainer)
         _warn_of_average(trainer, goes_on)
-    # The user's mistakes are found here, while nothing is written and no other process started. The folder is made by
-    # `claim` within trainer.fit, once all processes run; whatever comes then, the folder is left to others in the end.
+    # The user's mistakes are reported here, before anything is written and before other processes start. `claim`
+    # creates and locks the folder in trainer.fit, once all processes run, and unlocks it at the end in any case.
     require_folder(path, "run" if folder else "--default_root_dir")
     _prepare(run, trainer, start, resume)
     if trainer.world_size > 1:
@@ -182,7 +186,7 @@ def fit(
         share_errors()
     threads = torch.get_num_threads()
     try:
-        # absolute, for the Trainer reads "last", "best" and "hpc" as words
+        # an absolute path, because the Trainer treats the paths "last", "best" and "hpc" as keywords
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
         _require_trained(trainer, recorder, resume, goes_on)
         if stop.signal:
@@ -213,10 +217,10 @@ def validate(run: Built) -> None:
 
 
 def test(run: Built) -> Path | None:
-    """Measure the run's checkpoint on the test data, print the metrics, and keep them in its folder; return the file.
+    """Measure the run's checkpoint on the test data, print the metrics, write them to a file, and return its path.
 
-    Those of the best weights of a finished run, on all of its own test split, are added to its result.json; any others
-    lie beside it, in a file of their own. None if the checkpoint lies elsewhere.
+    The metrics of a finished run's best weights on its whole test split are added to its result.json. All other metrics
+    are written to a separate file in the run's folder. Returns None for a checkpoint outside a run's folder.
     """
     checkpoint, trainer = _load(run, "test")
     scores = trainer.test(run.task, run.data)
@@ -231,14 +235,17 @@ def test(run: Built) -> Path | None:
 
 
 def predict(run: Built) -> Path | None:
-    """Write predictions.csv of a run or an export, predictions-<stem>.csv beside any other file; return its path."""
+    """Write predictions of the run's checkpoint to a CSV and return its path.
+
+    The file is predictions.csv in the folder of a run or an export, else predictions-<stem>.csv beside the checkpoint.
+    """
     place = Path(_measured(run, "predict").path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
     path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
     dry = run.config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")
-    # one process, so that one file holds all predictions in order
+    # one process, so that the file holds all predictions in order
     _, trainer = _load(run, "predict", devices=1, num_nodes=1, strategy="auto")
     batches: Any = trainer.predict(run.task, run.data)
     if not batches:
@@ -250,7 +257,7 @@ def predict(run: Built) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing, without the generator that Lightning's creates at each of 150 calls a step."""
+    """A profiler that does nothing; Lightning's own creates a generator at each of about 150 calls a step."""
 
     nothing = nullcontext()
 
@@ -261,9 +268,16 @@ class NoProfiler(PassThroughProfiler):
 def make_trainer(
     config: RunConfig, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), **changes: Any
 ) -> L.Trainer:
-    """Return the Trainer of a configuration, with callbacks after and before its own, and with other settings.
+    """Return the Trainer of a configuration.
 
-    It gets all of its settings, because it takes those that are missing from variables such as PL_TRAINER_PRECISION.
+    All settings are passed to the Trainer, because it reads missing ones from environment variables such as
+    PL_TRAINER_PRECISION.
+
+    Args:
+        config: the configuration.
+        callbacks: callbacks after those of the configuration.
+        first: callbacks before those of the configuration.
+        changes: Trainer settings that replace those of the configuration.
     """
     settings = {**LIGHTNING, **TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
@@ -276,7 +290,7 @@ def make_trainer(
         others = [callback for callback in asked if callback not in bars]
         if not bars and settings.get("enable_progress_bar") is not False:
             bars = [ProgressBar(refresh_rate=20)]
-        # bars after `EndRun`, whose last validation they show, too
+        # progress bars come after `EndRun`, so that they show the metrics of its validation
         trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
@@ -316,7 +330,7 @@ def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:
 
 
 def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
-    """Return a run's folder, or that of its new folder, and the checkpoint that training starts from."""
+    """Return a run's folder, or the parent of its new folder, and the checkpoint that training starts from."""
     if folder is None:
         named = run.config.trainer.get("default_root_dir")
         root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
@@ -334,7 +348,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
 
 
 def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: bool) -> None:
-    """Find mistakes in settings, checkpoint and data before anything is written, or another process started."""
+    """Report mistakes in settings, checkpoint and data before anything is written or another process starts."""
     task, data = run.task, run.data
     if start:
         require_same(start, data, task) if start.continues else require_same_spec(start, data)
@@ -343,8 +357,9 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
         require_same_content(start, data)
     elif start:
         start.load_weights(task)
-    # The Trainer converts a model only after it has made averages of its weights and loaded a checkpoint. Averages of
-    # half-precision weights are made before, in float32, which also holds their checkpoint exactly.
+    # The Trainer converts a model to its precision only after it has copied the weights for averaging and loaded a
+    # checkpoint, so kvt converts earlier. Half precision is not converted here: its averages and checkpoints stay
+    # float32, which holds half-precision numbers exactly.
     if not isinstance(trainer.precision_plugin, HalfPrecision):
         trainer.precision_plugin.convert_module(task)
     if run.config.teacher is not None:
@@ -363,8 +378,8 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
 def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
     """Let a run's task learn from the teacher of its configuration.
 
-    Raises UserError if that has another task or other settings of the data, or where the run goes on with the teacher
-    that is `known`, other weights.
+    Raises UserError if the teacher has another task or other settings of the data. A run that continues with the
+    teacher in `known`, the record of a checkpoint, also needs a teacher of the same weights.
     """
     config, task = run.config, run.task
     settings = {name: getattr(config, name) for name in TEACHER}
@@ -382,13 +397,13 @@ def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
-    """Return the metrics of the best checkpoint in validation, and if there is a test, in that."""
+    """Return the validation metrics of the best checkpoint, and its test metrics if there is a test."""
     metrics = dict(best.saved["metrics"]) if best else {}
     if not test or "test" not in run.data.splits:
         return metrics
     if best:
         best.load_weights(run.task)
-    loggers, trainer.loggers = trainer.loggers, []  # these are for curves, and get the scores in the end
+    loggers, trainer.loggers = trainer.loggers, []  # loggers get the scores later, from `save_results`
     scores = trainer.test(run.task, run.data, verbose=False)  # none with --limit_test_batches 0
     trainer.loggers = loggers
     return metrics | (dict(scores[0]) if scores else {})
@@ -412,7 +427,7 @@ def _save(
     metrics: dict[str, float],
     best: Checkpoint | None,
 ) -> Result:
-    """Write what the run has come to into its folder, unless that was not to be made, and return it."""
+    """Write the result into the run's folder, if it has one, and return it."""
     run.task.metric_notes |= run.data.notes | _notes(trainer)
     summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None
@@ -427,14 +442,15 @@ def _measured(run: Built, command: str) -> Checkpoint:
 
 
 def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Read the data, and load the weights of the run's checkpoint into its task; return that, and a Trainer."""
+    """Read the data, load the weights of the run's checkpoint into its task, and return checkpoint and Trainer."""
     checkpoint = _measured(run, stage)
     if run.config.threads is not None:
         use_threads(run.config.threads)
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
-    if run.data.measures_others and checkpoint.trained_on is None:  # of an import, or of an older version of kvt
+    # an imported model, or a checkpoint of an older version of kvt, has no fingerprint of its data
+    if run.data.measures_others and checkpoint.trained_on is None:
         saved = checkpoint.hparams["data"]
         named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
         if any(run.data.hparams[name] != saved.get(name) for name in named):
@@ -446,13 +462,13 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
         what = ": all of them are measured" if run.data.measures_others else ""
         note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
         print(printable(note), file=sys.stderr)
-    trainer.precision_plugin.convert_module(run.task)  # it would do so after the weights are loaded
+    trainer.precision_plugin.convert_module(run.task)  # the Trainer would convert after the weights are loaded
     checkpoint.load_weights(run.task)
     return checkpoint, trainer
 
 
 def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None) -> str | None:
-    """Return what a user should know of an error whose cause is the machine, a setting or a checkpoint."""
+    """Return a message for an error whose cause is the machine, a setting or a checkpoint; None for other errors."""
     run = os.path.relpath(folder.path) if folder else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
@@ -471,7 +487,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
 
 
 def _exit_after(processes: Sequence[Popen[Any]]) -> None:
-    """Exit without a word if another process of the run ends with an error, which it prints itself."""
+    """Exit without a message if another process of the run ends with an error, because it prints its own message."""
     for process in processes:
         with suppress(TimeoutExpired):
             if (code := process.wait(timeout=5)) > 0:
@@ -479,7 +495,7 @@ def _exit_after(processes: Sequence[Popen[Any]]) -> None:
 
 
 def _notes(trainer: L.Trainer) -> dict[str, str]:
-    """Return what a reader of the result should know of how it was made, by a word for it."""
+    """Return notes on limits and early stopping that affect the result, by name of the setting."""
     limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
     notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
     if batches := trainer.overfit_batches:  # type: ignore[attr-defined]
@@ -497,9 +513,9 @@ def _end_stopped(trainer: L.Trainer, code: Any, folder: RunFolder | None) -> NoR
 
 
 def compile_model(task: Task, device: torch.device) -> None:
-    """Apply torch.compile to a task's model in place, so that parameters keep their names; on a GPU with CUDA graphs.
+    """Apply torch.compile to a task's model in place, which keeps the names of parameters; a GPU uses CUDA graphs.
 
-    Its stacks of blocks are compiled, too, for a loss that does not call the model as a whole.
+    The model's stacks of blocks are compiled too, because some losses call them without the model's `forward`.
     """
     for module in (task.model, *stacks_of(task.model)):
         module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")

@@ -1,13 +1,15 @@
-"""What may differ from a run where one resumes it, continues from its checkpoint, or measures that.
+"""Checks that compare settings and data with those of a checkpoint's run. The following may differ.
 
-* Resume (--resume): the paths of its data and its teacher, and `TO_RESUME`.
-* Continue (fit --ckpt_path): the paths of its data, and the Trainer's settings. The others, of the task, its optimiser
-  and its data, are the run's, as are the data themselves.
-* Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): all but what the model knows of its
-  data, its `spec`, and the shapes of its weights.
-* Learn from it (--teacher): its task, and the data apart from their paths, what their `spec` says, and `TO_TEACH`.
-* Measure (validate, test, predict): these, and `TO_MEASURE`. The data may be others that the model can read, but to
-  validate only where all of them are measured: their validation split might hold out what the run was trained on.
+* Resume (--resume): the paths of the data and of the teacher, and `TO_RESUME`.
+* Continue (fit --ckpt_path): the paths of the data, and the Trainer's settings. The data and the settings of task,
+  optimiser and data must be the same.
+* Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): everything except the data's `spec`,
+  such as the vocabulary, and the shapes of the weights.
+* Learn from a teacher (--teacher): the model's settings, the paths of the data, the settings in the data's `spec`, and
+  `TO_TEACH`. The class of the task and the other settings of the data must be the same.
+* Measure (validate, test, predict): the paths of the data, and `TO_MEASURE`. `test` and `predict` also accept other
+  data that the model can read. `validate` accepts them only if all of them are measured, because the validation split
+  of other data may contain data that the run was trained on.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,9 +29,9 @@ OTHER_DATA = "name the run's own data, or start a new run"
 
 
 def load_data(checkpoint: Checkpoint, **given: Any) -> TaskData:
-    """Return the data of a checkpoint's run, set up for validation, with `given` settings.
+    """Return the data of a checkpoint's run, set up for validation; `given` settings replace the checkpoint's.
 
-    Raises UserError if the data or their settings are not those of the run.
+    Raises UserError if the data or their settings differ from those of the run.
     """
     with checkpoint.add_checkpoint_path():
         cls = checkpoint.class_of("data")
@@ -52,8 +54,8 @@ def require_same(
 ) -> None:
     """Raise UserError unless task, optimiser, data and their `spec` have the settings of a checkpoint's run.
 
-    Paths may differ, as may what is `free`; a setting of the data that is newer than the checkpoint, too. One of the
-    task that is newer has had its default.
+    Paths and the settings in `free` may differ. A setting of the data that was added to kvt after the checkpoint is not
+    compared. A setting of the task that was added later is compared with its default.
     """
     model, saved = checkpoint.hparams.values()
     if task is not None:
@@ -71,7 +73,7 @@ def require_same(
 
 
 def require_same_spec(checkpoint: Checkpoint, data: TaskData) -> None:
-    """Raise UserError if the data have another `spec` than a checkpoint's model, such as another vocabulary."""
+    """Raise UserError if the data's `spec` differs from that of a checkpoint's model, as with another vocabulary."""
     _require_equal(checkpoint, data.spec, data.spec if checkpoint.spec is None else checkpoint.spec, OTHER_DATA, ())
 
 
@@ -86,6 +88,6 @@ def _require_equal(
 
 
 def require_same_content(checkpoint: Checkpoint, data: TaskData) -> None:
-    """Raise UserError if the data, once set up, differ from those that a checkpoint's run was trained on."""
+    """Raise UserError if the data, after `setup`, differ from the data that a checkpoint's run was trained on."""
     if checkpoint.trained_on not in (None, data.content):
         raise checkpoint.error(f"its run had other data than there are now: {OTHER_DATA}")

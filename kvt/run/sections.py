@@ -1,4 +1,4 @@
-"""The sections of a run's settings, and what of the Trainer's says what a run is: plain data, known without torch."""
+"""The sections of a run's settings, and the Trainer settings that may change its result; does not import torch."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,23 +12,23 @@ Sections = dict[str, Any]
 """Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
 
 BUILT = ("model", "data")
-"""The sections that every configuration has, each of a class that the run builds."""
+"""The sections of the classes that every run builds: task and data."""
 GROUPS = (*BUILT, "trainer")
-"""The sections whose settings each have a flag of their bare name."""
+"""The sections whose settings have a short flag, such as --lr for --model.lr."""
 PARTS = (*BUILT, "optimizer")
-"""The sections that name a class; the last need not be there."""
+"""The sections that name a class; "optimizer" is optional."""
 TEACHER = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
 """The settings of a run that learns from another one, with their defaults."""
 OTHERS = ("seed_everything", "compile", "threads", "optimizer", *TEACHER, "ckpt_path")
-"""What a configuration has besides `GROUPS`."""
+"""The settings and sections of a configuration besides `GROUPS`."""
 GIVEN = {"spec", "seed"}
-"""Arguments of a task and its data that the run gives them: what the data say of themselves, and its own seed."""
-CKPT_PATH_HELP = "a checkpoint to use, or to continue training from, in a new run"
+"""Arguments of a task and its data that the run sets: the data's `spec` and the run's seed."""
+CKPT_PATH_HELP = "path to a checkpoint to measure, or from which a new run continues training"
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer's settings whose defaults are not Lightning's."""
 LIGHTNING = defaults_of("lightning", "pytorch/trainer/trainer.py", "Trainer")
-"""All of its settings, with Lightning's defaults."""
+"""All settings of the Trainer, with Lightning's defaults."""
 KEPT = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
@@ -41,20 +41,20 @@ TRAINER = {
     if name in KEPT
     or name in ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
 }
-"""The defaults of all that may change what a run comes to; others concern its processes, its output and its places."""
+"""The defaults of the Trainer settings that may change a run's result; others concern processes, output and folders."""
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return name, our value and theirs of each setting that differs, by name; one that is not there is None."""
+    """Return (name, our value, their value) of each setting that differs, sorted by name; a missing value is None."""
     names = sorted(ours.keys() | theirs.keys())
     return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
 
 def plain(value: Any) -> Any:
-    """Return a copy for YAML and JSON: numbers, texts, lists and mappings.
+    """Return a copy for YAML and JSON, made of numbers, strings, lists and mappings.
 
-    NumPy's numbers and arrays become Python's, a member of an enumeration its value, a function or a class its import
-    path, a path text. Raises UserError for an object or a function that no text stands for.
+    NumPy numbers and arrays become Python numbers and lists, an `Enum` member its value, a function or class its import
+    path, and a `Path` a string. Raises UserError for a function without an import path, or for any other object.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value

@@ -1,6 +1,6 @@
-"""The settings of a run, typed by the signatures of its task, its data and the Trainer.
+"""The parser of a run's settings, with types from the signatures of the task, its data and the Trainer.
 
-jsonargparse reads them; besides the command line, only this file knows it.
+Only this file and the command line use jsonargparse.
 """
 
 import re
@@ -24,9 +24,9 @@ from kvt.system.errors import UserError, argument_types, require_finite, require
 from kvt.tasks import Task, TaskData
 
 SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
-"""What the class that each of `BUILT` names must be derived from."""
+"""The base class that the class of each section in `BUILT` must have."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
-"""Trainer settings that must be positive, which the Trainer does not check."""
+"""Trainer settings that must be positive; the Trainer does not check this."""
 REFUSED: dict[type[L.Callback], tuple[str, str]] = {
     theirs.LearningRateFinder: (
         "the run would record another learning rate than it trains with",
@@ -57,41 +57,42 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
         "freeze weights with requires_grad_(False) in a task of your own",
     ),
 }
-"""Lightning's callbacks with which a run is not what its record says: the reason, and what to do instead."""
+"""Lightning callbacks that kvt rejects, because the run would differ from its record: the reason, and a remedy."""
 LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
 """The names that --logger takes."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
-LOGGER_HELP = """tensorboard, csv, wandb, trackio, mlflow, none, or a list of them, such as [tensorboard,csv]; or a
-class of Lightning's. The files of a run lie in its folder with each of them"""
-OPTIMIZER_HELP = """the class in place of Adam, such as torch.optim.AdamW, with its arguments as
---optimizer.weight_decay 0.1; or one of your own. The rate is --lr, the schedule the task's"""
-ACCUMULATE_HELP = """Each batch counts alike: where batches differ in their number of predictions, as those of
-translation do in words, the gradient differs from that of all of them as one"""
-COMPILE_HELP = """whether torch compiles the model first: a minute's wait, then fewer launches a step, on a GPU a few
-(CUDA graphs); not for translation"""
-THREADS_HELP = """threads of the processor, at most as many as it has cores; default: measured when training starts, one
-unless more are clearly faster then. A resumed run keeps their number, which decides the last digits of its result"""
+LOGGER_HELP = """tensorboard, csv, wandb, trackio, mlflow, none, a list of these such as [tensorboard,csv], or a
+Lightning logger class. All of them write their files into the run's folder"""
+OPTIMIZER_HELP = """import path of the optimiser's class, such as torch.optim.AdamW or a class of your own; default:
+Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task sets the
+schedule"""
+ACCUMULATE_HELP = """The gradient is the mean over batches. If batches differ in their number of predictions, as in
+translation, this mean differs from the gradient of one large batch"""
+COMPILE_HELP = """whether to compile the model with torch.compile: training starts about a minute later, and each step
+launches fewer kernels; on a GPU it uses CUDA graphs. Not available for translation"""
+THREADS_HELP = """number of CPU threads, at most the number of cores. Default: measured when training starts; one,
+unless more are clearly faster. A resumed run keeps its number of threads, which affects the last digits of results"""
 TEACHER_HELP = {
-    "teacher": """a run of the same task and data to learn from, its folder or a checkpoint, with any attention:
-KL(teacher ‖ model) of the logits, in nats, the mean over predictions, is added to the loss of training, not to that
-of validation. To resume, it must still be there, or --resume RUN --teacher NEW names its new place""",
-    "teacher_temperature": """T: the logits of teacher and model are divided by T, and their divergence is multiplied by
-T² (Hinton et al. 2015)""",
-    "teacher_weight": "weight of the divergence from the teacher in the loss of training",
+    "teacher": """a run's folder or a checkpoint to learn from, of the same task and data, with any attention.
+KL(teacher ‖ model) of the logits, in nats, averaged over predictions, is added to the training loss, not to the
+validation loss. --resume RUN needs the teacher, too; --resume RUN --teacher NEW names its new path if it was moved""",
+    "teacher_temperature": """temperature T: the logits of teacher and model are divided by T, and their divergence is
+multiplied by T² (Hinton et al. 2015)""",
+    "teacher_weight": "weight of the divergence from the teacher in the training loss",
 }
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):
-    """Parses the settings of Trainer, model and data, each by its full and by its bare name."""
+    """A parser for the settings of Trainer, model and data, by full name, --model.lr, and by short name, --lr."""
 
     def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
-        """Add the settings of task and data by section, of the Trainer and of the run, with their bare names."""
+        """Add the settings of the run, of the Trainer and of the classes of task and data, with short names."""
         for section, cls in classes.items():
             skip = GIVEN & argument_types(cls).keys()
             self.add_class_arguments(cls, section, instantiate=False, skip=skip)
         skip = {"logger"}
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip=skip)
-        self.add_argument("--seed_everything", type=int, default=0, help="of the split, and of all randomness")
+        self.add_argument("--seed_everything", type=int, default=0, help="seed of the split and of all randomness")
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=LOGGER_HELP)
         self.add_argument("--compile", type=bool, default=False, help=COMPILE_HELP)
         self.add_argument("--threads", type=int | None, default=None, help=THREADS_HELP)
@@ -113,15 +114,15 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
                 names = [bare, f"{bare}+"] if f"--{action.dest}+" in options else [bare]
                 action.option_strings = [*names, *action.option_strings]
                 options |= dict.fromkeys(names, action)
-            elif action.dest in ("model", "data", "trainer"):  # jsonargparse would read a file for the section
+            elif action.dest in ("model", "data", "trainer"):  # hides flags by which jsonargparse reads a file
                 action.help, action.metavar = SUPPRESS, "CLASS"
 
     def parse_given(self, settings: list[str] | Mapping[str, Any]) -> Sections:
-        """Parse words or sections, without defaults, and without what else is required."""
+        """Return the settings given as words or sections, without defaults; required settings may be missing."""
         return _short(self._parse_given(settings).as_dict())
 
     def parse_all(self, words: list[str], sections: Mapping[str, Any]) -> Sections:
-        """Parse words that replace settings in sections; all others have their defaults."""
+        """Return all settings: those in `words` replace those in `sections`, and settings in neither have defaults."""
         return _short(self.parse_args(words, namespace=self._parse_given(sections)).as_dict())
 
     def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
@@ -137,7 +138,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
                 action.required = True
 
     def by_section(self, settings: Mapping[str, Any]) -> Sections:
-        """Return settings by bare name, such as lr, as sections; raise UserError if there is none of that name."""
+        """Return settings by section from settings by short name, such as lr; raise UserError for unknown names."""
         sections: Sections = {}
         options = [item for item in self._option_string_actions.items() if not item[0].endswith("+")]
         known = {option[2:]: one for option, one in options if "." in one.dest or one.dest in OTHERS}
@@ -154,7 +155,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
 
 def _short(parsed: Mapping[str, Any]) -> Sections:
-    """Return sections as plain data, of an optimiser's arguments only those that differ from its defaults."""
+    """Return sections as plain data, without the optimiser's arguments that equal its defaults."""
     sections: Sections = plain(parsed)
     if asked := sections.get("optimizer"):
         defaults = signature(resolve_name(asked["class_path"])).parameters
@@ -164,7 +165,7 @@ def _short(parsed: Mapping[str, Any]) -> Sections:
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:
-    """Return the parser of all settings of a run whose task and data have these classes."""
+    """Return the parser of all settings of a run with these classes of task and data, by section."""
     return _settings_parser(*classes.items())
 
 
@@ -176,9 +177,9 @@ def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
 
 
 def trainer_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the Trainer's settings that name a class, {"class_path": …, "init_args": …}, as its objects.
+    """Return objects for the Trainer settings that name a class, {"class_path": …, "init_args": …}, by setting.
 
-    An object that changes its arguments changes copies.
+    Objects get copies of their arguments, so that they may change them.
     """
     named = plain({name: value for name, value in settings.items() if _names_class(value)})
     if not named:
@@ -195,7 +196,7 @@ def _names_class(value: Any) -> bool:
 
 
 def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
-    """Raise UserError for a callback of a class in `REFUSED`, or of one derived from it."""
+    """Raise UserError for a callback of a class in `REFUSED`, or of a subclass."""
     for callback in callbacks:
         for cls, (reason, remedy) in REFUSED.items():
             if isinstance(callback, cls):
@@ -205,12 +206,16 @@ def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
 
 
 def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the Trainer's settings that checkpoints keep."""
+    """Return the Trainer settings that checkpoints keep."""
     return {name: value for name, value in {**TRAINER_DEFAULTS, **trainer}.items() if name in KEPT}
 
 
 def require_settings(sections: Mapping[str, Any]) -> None:
-    """Raise UserError for numbers that their types and the Trainer let pass: not finite, not positive, too many."""
+    """Raise UserError for values that the parser and the Trainer accept and a run does not.
+
+    These are numbers that are not finite or not positive, teacher settings without a teacher, and strategies that kvt
+    does not support.
+    """
     require_seed(sections["seed_everything"])
     trainer = sections["trainer"]
     for section in (trainer, sections["model"], sections["data"]):

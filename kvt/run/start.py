@@ -1,4 +1,4 @@
-"""The callback that starts a run: it makes and locks the folder, makes the loggers, and chooses the threads."""
+"""The callback that starts a run: it creates and locks the folder, makes the loggers, and sets the CPU threads."""
 
 import os
 from contextlib import suppress
@@ -21,25 +21,26 @@ from kvt.system.quoting import printable
 
 
 class StartRun(Callback):
-    """Makes a run's folder, with the loggers that write into it, once all processes have started.
+    """A callback that creates a run's folder and loggers once all processes have started, and sets the CPU threads.
 
-    Until then Ctrl-C ends each of them at once, and leaves nothing behind.
-    It trains with the number of threads that the run asks for, else with the fastest now; a resumed run keeps its own.
-    The number decides the last bit of a sum, so result.json has it. On a GPU, and with several processes, of which each
-    gets its part of the cores, torch's stays.
+    Before that, Ctrl-C ends all processes at once, and no file is left behind.
+
+    A run on one CPU uses `--threads`, or else the number that is fastest when training starts. A resumed run keeps its
+    number. The number affects the last bit of sums, so result.json records it. On a GPU or with several processes,
+    which share the cores, torch's number is not changed.
 
     Args:
-        path: of the folder; of one that `is_new`, the place in which it gets the next number.
-        is_new: whether the run names no folder.
-        config: of the run.
+        path: path of the folder; if `is_new`, path of its parent, in which it is named version_N.
+        is_new: whether to create a new folder version_N.
+        config: configuration of the run.
         purge_step: the first step that a resumed run logs again; None: the run is new.
-        quiet: whether to say nothing of the folder.
+        quiet: whether not to print the folder's path.
 
     Attributes:
-        folder: the first process's; the others have none, as under --fast_dev_run.
+        folder: the run's folder in the first process; None in other processes, and under --fast_dev_run.
     """
 
-    TOKENS = 1024  # of a trial; a batch of lists has 2,048
+    TOKENS = 1024  # number of tokens in a trial; a batch of a list task has 2,048
     state_key = "Threads"  # in checkpoints
 
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
@@ -70,14 +71,14 @@ class StartRun(Callback):
             use_threads(self.threads)
 
     def _trial(self, task: Any) -> Any:
-        """Return the work to time: a linear layer of the model's median size, and GELU, on tokens of zeros."""
+        """Return the function to time: a linear layer of the model's median size and GELU, on (TOKENS, dim) zeros."""
         sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
         weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
         tokens = torch.zeros(self.TOKENS, weight.shape[1])
         return lambda: F.gelu(F.linear(tokens, weight))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Log the hyperparameters; TensorBoard gets them at the end, as it takes them together with the scores."""
+        """Log the hyperparameters, except to TensorBoard, which takes them together with the scores at the end."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
@@ -92,13 +93,13 @@ class StartRun(Callback):
             self.threads = state_dict["threads"]
 
     def release(self) -> None:
-        """Unlock the folder, and end what its loggers have begun."""
+        """Unlock the folder, and end the run in its loggers."""
         if self.folder:
             end_runs(self.loggers, self.folder.path)
             self.folder.release()
 
     def discard(self) -> None:
-        """Remove what was made for a run that has not trained."""
+        """Remove the folder and the loggers' files of a run that has not trained."""
         if self.folder:
             for logger in self.loggers:
                 with suppress(OSError):  # the disk may be full

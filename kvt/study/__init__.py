@@ -1,1 +1,1 @@
-"""Studies: the runs of a grid, made by many processes or machines."""
+"""Studies: train all runs of a grid in many processes or on many machines, and record their results."""

@@ -1,4 +1,4 @@
-"""A dry run: estimates of the time that runs take, from runs that are finished or recorded."""
+"""Estimates of the time that runs will take, from the times of finished or recorded runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from kvt.system.quoting import printable
 
 
 class Times:
-    """Estimates the time of a run: the mean over runs of its shape, or over all shapes if none of it is known."""
+    """Estimates of a run's time: the mean over known runs of the same `Run.shape`, or else over all shapes."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[float]] = {}
@@ -24,7 +24,7 @@ class Times:
         self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
-        """Return in words how long runs take."""
+        """Return the estimated time of all runs with so many workers, such as "about 0:12:30"."""
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}

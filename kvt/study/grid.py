@@ -1,4 +1,4 @@
-"""A study's grid: the runs that a YAML file asks for, at one of its scales."""
+"""Grids: a grid is a YAML file that lists tasks, settings and seeds of a study's runs, at several scales."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,24 +19,24 @@ from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
 
-Axes = dict[str, list[Any]]  # values by setting; one that is itself a mapping sets several settings at once
+Axes = dict[str, list[Any]]  # values by setting; a value that is a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""Values at a scale and at full scale, where they differ, by "<task>: <setting>", "study: seeds" and "study: tasks".
+"""Values at a scale and at full scale that differ, by "<task>: <setting>", "study: seeds" and "study: tasks".
 
-By "<task>: <ATTENTIONS>", the attentions that only one of the two has."""
+"<task>: <ATTENTIONS>" has the attentions that only one of the two scales has."""
 
 ATTENTIONS = "attentions of one scale alone"
 OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
-"""The settings of a task that `Run.attention` names."""
-FULL = "paper"  # the scale that the others are compared with
-ONLY = "full"  # the scale of a grid that lists none
+"""The settings of a task that make up `Run.attention`."""
+FULL = "paper"  # the scale with which other scales are compared
+ONLY = "full"  # the scale of a grid without the key `scales`
 MOVED = {
     "levels": "kvt.grids.cycles.levels",
     "maps": "kvt.grids.figure3.maps",
     "padding": "kvt.grids.padding.costs",
 }
-"""Keys of older grids, by the section that says the same."""
-MAX_RUNS = 1_000_000  # they take 2 GB; more are a slip, such as 30 axes of two values
+"""Sections of a report by the key of older grids that they replace."""
+MAX_RUNS = 1_000_000  # these take 2 GB of memory; more runs are a mistake, such as 30 axes of two values
 
 
 def _as_mapping(tasks: Any) -> Any:
@@ -48,7 +48,7 @@ Seeds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**32)]], Fiel
 
 
 class Scale(BaseModel, extra="forbid"):
-    """The tasks, axes and seeds of a scale that replace the grid's."""
+    """A scale of a grid: its tasks, axes and seeds replace those of the grid."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -62,7 +62,7 @@ Names = Annotated[list[str], BeforeValidator(lambda names: [*names] if isinstanc
 
 
 class TableEntry(BaseModel, extra="forbid"):
-    """What a grid says of a table of its report, as docs/guides/studies.md describes it."""
+    """The entry of a grid's YAML file for one table of its report; docs/guides/studies.md describes the keys."""
 
     metric: str
     over_training: bool = False
@@ -77,7 +77,7 @@ class TableEntry(BaseModel, extra="forbid"):
 
 
 class GridFile(BaseModel, extra="forbid"):
-    """The content of a grid's YAML file, as docs/guides/studies.md describes it."""
+    """The content of a grid's YAML file; docs/guides/studies.md describes the keys."""
 
     tasks: Tasks
     axes: dict[str, Any]
@@ -85,7 +85,7 @@ class GridFile(BaseModel, extra="forbid"):
     independent_seeds: bool = False
     scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
     title: str | float | None = None
-    sections: list[str] = ["differences", "tables", "curves", "notes"]  # from here on it is of the report
+    sections: list[str] = ["differences", "tables", "curves", "notes"]  # this and all later keys describe the report
     columns: Columns = None
     tables: list[TableEntry] = [TableEntry(metric="test/acc")]
     curves: list[Annotated[list[str], Field(min_length=1)]] = [["val/loss", "train/loss"]]
@@ -93,7 +93,7 @@ class GridFile(BaseModel, extra="forbid"):
     against: dict[str, str] = {}
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes of each task, and the seeds, at a scale."""
+        """Return the axes by task, and the seeds, at a scale."""
         changes = self.scales[scale] or Scale()
         found: dict[str, Axes] = {}
         for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
@@ -103,7 +103,7 @@ class GridFile(BaseModel, extra="forbid"):
 
 
 class TaskFile:
-    """A task's YAML file. Axes of a grid replace its settings, by bare name and with the types of their classes."""
+    """A task's YAML file, whose settings the axes of a grid replace by short name, such as `dim` for `model.dim`."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
@@ -119,21 +119,21 @@ class TaskFile:
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by bare name with the types of their classes; raise UserError if a run would refuse them."""
+        """Return settings by short name, parsed to the types of their classes; raise UserError if they are invalid."""
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
         typed = self._base.changed(**settings).sections
         return {name: typed.get(self.section_of[name], typed)[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
-        """Return the configuration of a run with these typed settings; sections they do not change are shared."""
+        """Return the configuration of a run with these parsed settings; unchanged sections are shared, not copied."""
         return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)})
 
 
 @dataclass(frozen=True)
 class Run:
-    task: str  # the stem of its YAML, whatever the data's own setting `task` is
-    settings: Mapping[str, Any]  # the typed values of the axes
+    task: str  # the stem of the task's YAML, which may differ from the data's setting `task`
+    settings: Mapping[str, Any]  # the parsed values of the axes
     seed: int
     config: RunConfig
 
@@ -141,7 +141,7 @@ class Run:
         return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
 
     def with_own_seed(self, number: int, shared: Sequence[str]) -> "Run":
-        """Return the run with a hash of its setting and a number as seed; settings named in `shared` do not count."""
+        """Return the run with a seed that is a hash of `number` and of its settings except those in `shared`."""
         asked = {name: value for name, value in self.config.asked.items() if bare(name) not in shared}
         return self.with_seed(int(short_hash(asked | {"seed": number})[:8], 16))
 
@@ -151,7 +151,7 @@ class Run:
 
     @cached_property
     def shape(self) -> str:
-        """A hash of the settings on which the duration of a run depends."""
+        """A hash of all settings except seed, learning rate and kind of data, which do not affect a run's duration."""
         return short_hash(self.config.flat | dict.fromkeys(("seed", "model.lr", "data.task")))
 
     @property
@@ -164,17 +164,17 @@ class Run:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The settings without the attention's: what runs must share to be compared."""
+        """The settings without those of the attention; runs are compared if these are equal."""
         return {name: value for name, value in self.settings.items() if name not in OF_ATTENTION}
 
     @property
     def values(self) -> dict[str, Any]:
-        """All settings of the run by bare name, with "task" and "seed"."""
+        """All settings of the run by short name, with "task" and "seed"."""
         model, data = (part["init_args"] for part in (self.config.model, self.config.data))
         return {**self.config.trainer, **data, **model, "task": self.task, "seed": self.seed}
 
     def value(self, name: str) -> Any:
-        """Return the value of a setting, "seed" or "task", None if there is none of this name."""
+        """Return the value of a setting by short name, or of "seed" or "task"; None if the name is unknown."""
         return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
@@ -184,7 +184,7 @@ class Run:
         return best_checkpoint(self.folder(root))
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return task, attention, the settings of these names and the seed: "sort qkv dim=32 heads=4 seed=0"."""
+        """Return task, attention, the settings in `names` and the seed: "sort qkv dim=32 heads=4 seed=0"."""
         words = (self.task, self.attention, self.text(names), f"seed={self.seed}")
         return printable(" ".join(filter(None, words)))
 
@@ -194,23 +194,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a grid at a scale, in the order to be made: first all with the first seed."""
+    """The runs of a grid at a scale, in the order of training: first all runs with the first seed."""
 
     name: str
     scale: str
     file: GridFile
     runs: tuple[Run, ...]
-    of_all_scales: tuple[Run, ...]  # what its tables may name
+    of_all_scales: tuple[Run, ...]  # the runs that tables may name
     scale_diff: ScaleDiff
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The names of the settings that differ among its runs, other than the attention's."""
+        """The names of the settings that differ among the runs, without those of the attention."""
         return varying_settings(self.runs)
 
     @property
     def report(self) -> str:
-        """The name of its report's folder."""
+        """The name of the report's folder."""
         return f"{self.name}-{self.scale}"
 
     @property
@@ -223,7 +223,7 @@ class Grid:
 
 
 def deduplicate(runs: Sequence[Run]) -> list[Run]:
-    """Drop repeated runs; raise UserError if two tasks share one, which would be missing from one of them."""
+    """Return the runs without repetitions; raise UserError if two tasks contain the same run."""
     found: dict[str, Run] = {}
     for run in runs:
         if (other := found.setdefault(run.name, run)).task != run.task:
@@ -233,7 +233,7 @@ def deduplicate(runs: Sequence[Run]) -> list[Run]:
 
 
 def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the settings that have more than one value among these runs, without the attention's."""
+    """Return the names of the settings with several values among the runs, without those of the attention."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in run.setting.items():
@@ -242,10 +242,17 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def read_grid(named: str | Path, scale: str | None = None) -> Grid:
-    """Read a grid, named by a path or as one of the package, at one of its scales: by default laptop, else the first.
+    """Return a grid at one of its scales.
 
-    A task is the path of a YAML relative to the grid's, or the name of one in configs/ beside its folder, or else in
-    the package.
+    A task in the grid is a path relative to the grid's folder, ending in .yaml, or a name. A name stands for a file in
+    ../configs/ seen from the grid's folder, or else for kvt/configs/<name>.yaml.
+
+    Args:
+        named: path of a YAML file, or name of a grid in kvt/grids.
+        scale: name of a scale; default: laptop if the grid has it, else its first scale.
+
+    Raises:
+        UserError: the file is missing or invalid, or the scale is unknown.
     """
     path = find_yaml(str(named), GRIDS)
     try:
@@ -273,7 +280,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
 
 
 def _runs(path: Path, file: GridFile, scale: str) -> list[Run]:
-    """Return all runs, each once: seed by seed, and for each seed the settings of all tasks in turn."""
+    """Return all runs without repetitions: for each seed, the first setting of each task, then the second settings."""
     axes, seeds = file.at(scale)
     counts = [prod(map(len, values.values())) for values in axes.values()]
     if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
@@ -289,7 +296,7 @@ def _runs(path: Path, file: GridFile, scale: str) -> list[Run]:
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
     if not file.independent_seeds:
         return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
-    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that are compared have the same seed
+    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that are compared with each other share a seed
     return deduplicate([run.with_own_seed(number, shared) for number in seeds for run in of_a_seed])
 
 

@@ -1,4 +1,4 @@
-"""One run of a study, and how it is made: train it, resume it, or leave it to the process that is making it."""
+"""One run of a study: trains or resumes the run, unless another process is training it."""
 
 import traceback
 from contextlib import suppress
@@ -27,7 +27,7 @@ class Job:
 
 
 def saved_steps(folder: Path) -> int:
-    """Return after how many steps a run can be resumed; 0 if it cannot."""
+    """Return the number of training steps in a run's last.ckpt; 0 if the run cannot be resumed from it."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
         return checkpoint.resumes * checkpoint.step
@@ -42,7 +42,7 @@ def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
 
 
 def forget(run: Run, root: Path) -> None:
-    """Delete a run's failure.json, or all of a damaged or outdated run, unless another process is making it."""
+    """Delete a run's failure.json, or all files of a damaged or outdated run, unless another process trains it."""
     folder = run.folder(root)
     with suppress(Timeout), locked(folder):
         state = read_outcome(folder, run.config).state
@@ -53,7 +53,7 @@ def forget(run: Run, root: Path) -> None:
 
 
 def execute(job: Job) -> Outcome:
-    """Train or resume the run, unless it is done or another process is making it."""
+    """Train or resume the run, unless it is done or another process is training it; return its outcome."""
     try:
         with locked(job.folder):
             try:
@@ -75,7 +75,7 @@ def execute(job: Job) -> Outcome:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error in one line, with its type unless it is the user's mistake."""
+    """Return the message of an error in one line, with the error's type unless it is a user's mistake."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
@@ -85,7 +85,7 @@ def train_job(job: Job) -> None:
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = saved_steps(job.folder) > 0
     if not resume:
-        empty(job.folder)  # of a process that died before its first checkpoint
-    # without pictures, which would take longer than the training of a small model
+        empty(job.folder)  # deletes files of a process that died before its first checkpoint
+    # quiet: drawing pictures would take longer than training a small model
     fit(build(config), job.folder, resume=resume, quiet=True)
-    last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt stays
+    last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt is kept

@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder: its result, or its failure and config.yaml; tables of all runs."""
+"""Outcomes of runs, read from result.json, failure.json and config.yaml in their folders; tables of all runs."""
 
 import csv
 import json
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from kvt.study.grid import Grid, Run
 
 Rows = TypeVar("Rows", "pd.DataFrame", "np.ndarray[Any, Any]")
-Fields = dict[str, Any]  # the content of result.json but for the configuration
+Fields = dict[str, Any]  # the content of result.json without the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
-READERS = 32  # runs that are read at a time
-MAX_MESSAGE_CHARS = 300  # messages are printed in a line each, and an error may quote anything
+READERS = 32  # number of runs that are read at the same time
+MAX_MESSAGE_CHARS = 300  # a message is printed in one line, and errors may quote long texts
 
 
 class State(StrEnum):
@@ -41,50 +41,56 @@ class State(StrEnum):
     DIVERGED = "diverged"
     FAILED = "failed"
     DAMAGED = "damaged"
-    OUTDATED = "outdated"  # made with another configuration: a default has changed, or the folder is a copy
-    LOCKED = "locked"  # another process has its lock
-    STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that the next run would meet too
+    OUTDATED = "outdated"  # trained with another configuration: a default has changed, or the folder is a copy
+    LOCKED = "locked"  # another process holds its lock
+    STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that would also stop the next run
 
 
-FAULTY = (State.FAILED, State.DAMAGED, State.OUTDATED)  # made again only with --retry_failed
+FAULTY = (State.FAILED, State.DAMAGED, State.OUTDATED)  # trained again only with --retry_failed
 TERMINAL = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
 def tally(states: Iterable[State]) -> str:
-    """Count runs by state: "3 runs: 2 to run, 1 finished"."""
+    """Return the numbers of runs by state, such as "3 runs: 2 to run, 1 finished"."""
     counts = Counter(states)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{counts.total()} runs: {', '.join(parts)}"
 
 
 class Outcome(NamedTuple):
-    """What a run has come to, whether its folder or a record says so; only one that has ended has a result."""
+    """The state of a run and, if it has ended, its result, from its folder or from a record."""
 
     state: State
-    message: str = ""  # one line on why the run failed, diverged, is damaged, outdated or stuck
-    result: Fields = {}  # noqa: RUF012 - nobody adds to it
-    history: Any = None  # a pandas.DataFrame, or None; pandas takes a while to import
-    config: RunConfig | None = None  # as it was stored; None if that is damaged, or the run is new
+    message: str = ""  # the reason, in one line, for which a run failed, diverged, is damaged, outdated or stuck
+    result: Fields = {}  # noqa: RUF012 - never modified
+    history: Any = None  # a pandas.DataFrame, or None; not annotated, because importing pandas is slow
+    config: RunConfig | None = None  # the stored configuration; None if it is damaged, or the run is new
 
     @property
     def made_with(self) -> RunConfig:
-        """The configuration of a run that has ended, which always has one."""
+        """The configuration of a run that has ended."""
         assert self.config
         return self.config
 
 
-Outcomes = Mapping[str, Sequence[Outcome]]  # by name of a run, made any number of times: it is the first that counts
+Outcomes = Mapping[str, Sequence[Outcome]]  # by a run's name; of a run that was trained several times, the first counts
 
 
 def outcome_of(run: "Run", outcomes: Outcomes) -> Outcome:
-    """Return the outcome of a run that counts; it is new if there is none."""
+    """Return the first outcome of a run, or an outcome of state `NEW` if there is none."""
     return next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
 
 
 def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = True) -> Outcome:
-    """Read a run's outcome from its folder, the history only if asked; a file that is damaged is its message.
+    """Return a run's outcome, read from its folder.
 
-    One that was made, or begun, with another configuration than the one that is `wanted` is outdated.
+    Args:
+        folder: the run's folder.
+        wanted: the configuration that the run should have; a run of another configuration is `OUTDATED`.
+        history: whether to read the history.
+
+    Returns:
+        The outcome; it is `DAMAGED` if a file is invalid, and its message names the file.
     """
     try:
         outcome = _read(folder, history)
@@ -95,7 +101,7 @@ def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = 
     if changed := wanted.differences(outcome.config):
         told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
         return Outcome(State.OUTDATED, short("; ".join(told)))
-    return outcome._replace(config=wanted)  # the same: many results need not hold many
+    return outcome._replace(config=wanted)  # equal, and shared to save memory
 
 
 def _read(folder: Path, history: bool) -> Outcome:
@@ -103,7 +109,7 @@ def _read(folder: Path, history: bool) -> Outcome:
         with damage(RESULT):
             content = regular(folder / RESULT).read_bytes()
         return ended(content, _read_history(folder) if history else None, RESULT)
-    except FileNotFoundError:  # it has not ended
+    except FileNotFoundError:  # the run has not ended
         config = stored_config(folder)
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
@@ -112,7 +118,7 @@ def _read(folder: Path, history: bool) -> Outcome:
 
 
 def stored_config(folder: Path) -> RunConfig | None:
-    """Return the configuration of a run that has begun, None if there is none; raise UserError if it is damaged."""
+    """Return the configuration in a run's folder, None if the run has not begun; raise UserError if it is damaged."""
     try:
         with damage(CONFIG):
             return _configuration(read_config(folder / CONFIG, CONFIG), CONFIG)
@@ -121,7 +127,10 @@ def stored_config(folder: Path) -> RunConfig | None:
 
 
 def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> Outcome:
-    """Return the outcome in the content of a result.json; raise UserError, beginning with `where`, if it is invalid."""
+    """Return the outcome of a run from the content of its result.json.
+
+    Raises a UserError that begins with `where` if the content is invalid.
+    """
     with damage(where):
         stored = _Result.model_validate_json(content)
         result = stored.model_dump(exclude_unset=True, exclude={"config"})
@@ -132,10 +141,10 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
 
 @contextmanager
 def damage(where: str) -> Iterator[None]:
-    """Context manager: raise whatever is wrong with a run's file as a UserError that begins with `where`."""
+    """Context manager: raise an error about a file's content as a UserError that begins with `where`."""
     try:
         yield
-    except (UserError, FileNotFoundError, ImportError, MemoryError):  # which no content of a file causes
+    except (UserError, FileNotFoundError, ImportError, MemoryError):  # not caused by the content of a file
         raise
     except Exception as error:
         said = first_mistake(error) if isinstance(error, ValidationError) else getattr(error, "strerror", None) or error
@@ -147,13 +156,13 @@ def short(message: str) -> str:
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
-    """Return the seconds from start to end of a run, or if it was interrupted, at least those of its training."""
+    """Return the seconds from start to end of a run, at least those of training: a resumed run starts anew."""
     seconds, started, finished = float(result["seconds"]), result.get("started"), result.get("finished")
     return max((finished - started).total_seconds(), seconds) if started and finished else seconds
 
 
 _Time = Annotated[AwareDatetime, Field(gt=datetime(1970, 1, 2, tzinfo=UTC), lt=datetime(9999, 1, 1, tzinfo=UTC))]
-"""A time that exists in every time zone."""
+"""A date and time that can be converted to every time zone."""
 
 
 class _Machine(BaseModel, strict=True, extra="allow"):
@@ -189,10 +198,10 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 def _configuration(stored: Mapping[str, Any], where: str) -> RunConfig:
     try:
-        config = RunConfig(**stored)  # of which a strange key is no argument
+        config = RunConfig(**stored)  # raises for an unknown key
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    json.dumps(config.stated)  # whoever reads it may print and compare them
+    json.dumps(config.stated)  # raises unless the settings are plain data
     return config
 
 
@@ -214,7 +223,7 @@ def _read_history(folder: Path) -> "pd.DataFrame | None":
     return history
 
 
-@cache  # many histories have the same few columns
+@cache  # many histories have the same columns
 def _index(*names: str) -> "pd.Index[str]":
     import pandas as pd
 
@@ -225,12 +234,12 @@ KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "
 
 
 def read_outcomes(runs: "Sequence[Run]", root: Path) -> Outcomes:
-    """Read the outcome of each run from its folder below `root`."""
+    """Return the outcome of each run, by name, read from its folder below `root`."""
     return {run.name: [outcome] for run, outcome in zip(runs, iter_outcomes(runs, root), strict=True)}
 
 
 def iter_outcomes(runs: "Sequence[Run]", root: Path) -> Iterator[Outcome]:
-    """Yield the outcomes of runs, in order, reading many at once, since files on a network have a high latency."""
+    """Yield the outcomes of runs in order; many are read at once, because files on a network have a high latency."""
     begun = _begun({run.folder(root).parent for run in runs})
 
     def read(run: "Run") -> Outcome:
@@ -242,42 +251,43 @@ def iter_outcomes(runs: "Sequence[Run]", root: Path) -> Iterator[Outcome]:
 
 
 def _begun(folders: Iterable[Path]) -> set[Path]:
-    """List the folders of runs that have begun; one listing is cheaper than checking the folder of each run."""
+    """Return the folders of runs that have begun; one listing is cheaper than checking the folder of each run."""
     found: set[Path] = set()
     for folder in folders:
         try:
             found.update(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
-            continue  # none has begun
+            continue  # no run has begun there
         except OSError as error:
             raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
     return found
 
 
 def thinned(rows: Rows, points: int) -> Rows:
-    """Return at most so many of the rows, evenly spaced and with the last."""
+    """Return at most `points` of the rows, evenly spaced, including the last row."""
     return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
 def table_of_results(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    """Return a table with a row for each run of the grid, in its order, done or not.
+    """Return a table with a row for each run of the grid, in the grid's order, whether it is done or not.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
-    each such setting by its name; and from result.json, missing where unknown, metrics such as "test/acc" and `KEPT`.
+    one column for each setting that differs within the grid; metrics such as "test/acc" and the keys in `KEPT` from
+    result.json, which may be missing.
     """
     return _table(grid, {run.name: [outcome_of(run, outcomes)] for run in grid.runs})
 
 
 def table_of_repeats(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    """Return a table like `table_of_results` of all outcomes of runs but their first."""
+    """Return a table like `table_of_results`, of all outcomes except the first of each run."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
 def table_of_histories(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    """Return a table with a row for each step at which a finished run logged something.
+    """Return a table with a row for each step at which a finished run logged metrics.
 
-    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". Of a run
-    that was made several times it is the first that has a history.
+    Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". If a run
+    was trained several times, its first history is used.
     """
     import numpy as np
     import pandas as pd
@@ -296,7 +306,7 @@ def table_of_histories(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
 
 
 def _stacked(histories: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
-    """Concatenate histories into one table; `pandas.concat` takes a hundred times as long for many small ones."""
+    """Return one table of all histories; for many small ones, `pandas.concat` takes a hundred times as long."""
     import numpy as np
     import pandas as pd
 

@@ -1,12 +1,12 @@
-"""Records: the results of a grid in three files, to share and to extend.
+"""Records: the results of a grid in three files, which can be shared and extended.
 
-results.csv has a row for each run: result.json flattened, so that "model.dim" is an argument of the task's class and
-"machine.processor" a part of the machine. A cell is JSON, or a text that is not JSON; it is empty where a run has no
-such value. histories.csv.gz has the curves, thinned. manifest.json says whose results they are, and has the files'
-hashes.
+results.csv has a row for each run. The row is a flattened result.json: the column "model.dim" is an argument of the
+task's class, "machine.processor" an entry of "machine". A cell is JSON, or a text that is not JSON; it is empty if the
+run has no such value. histories.csv.gz has the histories with fewer rows. manifest.json has the files' SHA-256, and
+says who added how many runs and when.
 
-A record is widened by one process at a time, and readable at every moment: new files are first written beside the old
-ones as *.next, the manifest that names them by their hashes comes last, and only then they take the old ones' places.
+One process at a time extends a record, and the record is readable at every moment. New files are first written beside
+the old files, as *.next. Then the manifest with their hashes is written. At last the new files are renamed.
 """
 
 import gzip
@@ -34,10 +34,10 @@ from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.system.quoting import printable
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
-POINTS = 100  # rows of a history at which only training was measured, and as many others
+POINTS = 100  # largest number of rows of a history with metrics of training only, and of all other rows
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
-LEFT_OUT = ("task", "attn", "seed", "better")  # of result.json: the task says it, or another column
+LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class contain
 
 
 class _Addition(BaseModel):
@@ -64,13 +64,14 @@ class Row(NamedTuple):
 def find_outcomes(
     runs: Sequence[Run], folders: Iterable[Path], known: Iterable[Outcome] = ()
 ) -> dict[str, list[Outcome]]:
-    """Find results of runs by their configurations, at any depth in folders of runs and of records.
+    """Return the outcomes of runs, by name, from folders that contain runs or records at any depth.
 
-    Results that are `known` come first. Equal results of a run count once. A note says how many of the runs each of
-    several folders has, and which damaged runs are left out. A run that continued from a checkpoint is another run.
-    Raises UserError if no folder has any of the runs.
+    Results are matched by their configuration. Equal results of a run count once. The outcomes in `known` come first. A
+    run that continued from a checkpoint does not match. Notes are printed about damaged runs, which are left out, and
+    about the number of runs in each folder, if there are several folders. Raises UserError if the folders have none of
+    the runs.
     """
-    # others are not imported: a result may come from anywhere
+    # results of other classes are skipped, so that no class of an unknown source is imported
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
@@ -108,15 +109,15 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
-    """Add results of a grid from folders of runs and from other records to a record; return a line on what it holds.
+    """Add results of a grid, from folders of runs and from other records, to a record; return a line of its counts.
 
-    Rows have the order of the grid; those of runs that are no longer in the grid stay. If there is nothing to add,
-    nothing is written.
+    Rows have the order of the grid, followed by rows of runs that are no longer in the grid. If there are no new
+    results, nothing is written.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        for leftover in folder.glob("*.*.tmp"):  # of a killed process
+        for leftover in folder.glob("*.*.tmp"):  # files of a killed process
             leftover.unlink(missing_ok=True)
         return _widen(grid, folder, new)
 
@@ -128,7 +129,7 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
         manifest, old = read_record(folder)
         if (manifest.grid, manifest.scale) != (grid.name, grid.scale):
             raise UserError(f"--out {folder}: is a record of {manifest.grid} at scale {manifest.scale}: choose another")
-        _settle(folder, manifest)  # what a killed process has left
+        _settle(folder, manifest)  # completes the writes of a killed process
     found = find_outcomes(grid.runs, (), known=[*(row.outcome for row in old), *new])
     kept = {id(outcome) for outcomes in found.values() for outcome in outcomes}
     gone = [row for row in old if id(row.outcome) not in kept]
@@ -144,7 +145,10 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
-    """Read a record; raise UserError if a file is missing, damaged or edited, or of another version."""
+    """Return manifest and rows of a record.
+
+    Raises UserError if a file is missing, damaged or edited, or if the record has another version.
+    """
     with damage(f"{folder}: this record cannot be read"):
         with damage(f"{folder / MANIFEST}"):
             manifest = _Manifest.model_validate_json(regular(folder / MANIFEST).read_bytes())
@@ -160,7 +164,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
 
 
 def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
-    """Return the path of a file with the manifest's hash: under its name, or as *.next if a writer was killed."""
+    """Return the path of the file with the manifest's hash: `name`, or `name`.next if a writing process was killed."""
     for path in (folder / name, folder / f"{name}.next"):
         if path.is_file() and sha256_of(path) == manifest.files.get(name):
             return path
@@ -174,7 +178,7 @@ def _settle(folder: Path, manifest: _Manifest) -> None:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Rebuild result.json from a row; of the Trainer's settings it has those that are not defaults."""
+    """Return the content of result.json from a row; Trainer settings that are defaults are left out."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, cell in cells.items():
@@ -191,7 +195,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Flatten a result into the cells of its row that are not among `FIRST`."""
+    """Return the cells of a result's row, without the columns in `FIRST`."""
     settings = outcome.made_with.flat.items()
     found = {
         name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
@@ -228,14 +232,14 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of all rows: settings, then metrics, then the rest, each as they first appear."""
+    """Return the columns of all rows: settings, metrics, and others, in each group in order of appearance."""
     found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
     place = {section: n for n, section in enumerate(GROUPS)}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Thin a history to at most `POINTS` rows of training alone and as many others, counted from the last."""
+    """Return at most `POINTS` rows with metrics of training only, and at most `POINTS` other rows, evenly spaced."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat(thinned(part, POINTS) for part in (history[measured], history[~measured])).sort_index()
@@ -249,7 +253,7 @@ def _read_histories(content: bytes) -> dict[tuple[str, int], pd.DataFrame]:
 
 
 def _text(value: Any) -> str:
-    """Encode a value as JSON, but leave a printable text as it is unless it could be read as JSON."""
+    """Return a value as JSON; a printable text is returned unchanged, unless it could be read as JSON."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

@@ -1,4 +1,4 @@
-"""Make the runs of a grid that are not done yet."""
+"""Trains the runs of a grid that are not done yet."""
 
 import os
 from collections.abc import Generator, Sequence
@@ -25,9 +25,9 @@ from kvt.system.files import require_folder, user_path
 from kvt.system.hardware import cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-QUIET = 60.0  # seconds at least between two lines where no terminal shows a bar
-ATTEMPTS = 3  # a run fails when its process has died this often and saved nothing in between
-PAUSE = 1.0  # seconds between two checks of the runs that another study is making
+QUIET = 60.0  # least seconds between two lines of progress if there is no terminal for a bar
+ATTEMPTS = 3  # a run fails after its process has died this often without saving a checkpoint in between
+PAUSE = 1.0  # seconds between two checks of the runs that another study is training
 
 
 def make_runs(
@@ -41,7 +41,21 @@ def make_runs(
     listed: bool = False,
     recorded: Outcomes = MappingProxyType({}),
 ) -> int:
-    """Make the runs that are neither done nor recorded, as `kvt study run` does; return the number of faulty runs."""
+    """Train the runs that are neither done nor recorded, as `kvt study run` does.
+
+    Args:
+        runs: the runs.
+        root: folder of the study.
+        workers: number of processes; default: the number of GPUs, or else of cores.
+        ray: address of a Ray cluster that trains the runs; None: this machine.
+        retry_failed: whether to train failed, damaged and outdated runs again.
+        dry_run: whether to print an estimate of the time instead of training.
+        listed: whether to list the runs with their states instead of training.
+        recorded: outcomes of runs in a record, by name, which are not trained again.
+
+    Returns:
+        The number of runs in a state of `FAULTY`.
+    """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
@@ -71,14 +85,14 @@ def make_runs(
         try:
             with suppress(Timeout), locked(todo[0].folder(root)):
                 pass
-        except (OSError, NotImplementedError) as error:  # two processes could make the same run
+        except (OSError, NotImplementedError) as error:  # without locks, two processes could train the same run
             raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
         for run in faulty if retry_failed else []:
             forget(run, root)
         left = {run.name: run for run in todo}
         begin = {"total": len(runs), "initial": len(runs) - len(todo), "smoothing": 0, "bar_format": BAR}
         engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
-        told = monotonic()  # without a terminal there is no bar
+        told = monotonic()
         ended = execute_runs(todo, root, data_dir, engine)
         estimate = times.left(todo, engine.workers)
         with closing(engine), closing(ended), tqdm(**begin, disable=None, postfix=estimate) as bar:
@@ -93,7 +107,7 @@ def make_runs(
                 if not bar.disable or outcome.state in FAULTY:
                     about = outcome.message or headline(outcome.result)
                     bar.write(f"{outcome.state:<8} {run.describe(names)}  {about}")
-                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # what is left is counted run by run
+                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # not more often: the estimate is O(runs)
                     told = monotonic()
                     bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
                     if left and bar.disable:
@@ -105,10 +119,10 @@ def make_runs(
 def execute_runs(
     runs: Sequence[Run], root: Path, data_dir: str, workers: LocalWorkers | RayCluster
 ) -> Generator[tuple[Run, Outcome]]:
-    """Execute the runs and yield each with its outcome when it ends, in this study or in another on the same folder."""
+    """Execute the runs, and yield each run with its outcome when this or another study on the folder has ended it."""
     threads = ThreadPoolExecutor(min(workers.threads, len(runs)))
     try:
-        busy: list[Run] = []  # another study is making them
+        busy: list[Run] = []  # runs that another study is training
         while runs or busy:
             jobs = ((run, Job(run.config, run.folder(root), data_dir)) for run in runs)
             futures = {threads.submit(_outlive, workers, job): run for run, job in jobs}
@@ -128,7 +142,7 @@ def execute_runs(
 
 
 def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
-    """Make a run, again from its last checkpoint whenever its process dies; it fails after `ATTEMPTS`."""
+    """Train a run, and resume it when its process dies; after `ATTEMPTS` deaths without progress it has failed."""
     deaths, saved = 0, -1
     while True:
         try:
@@ -141,7 +155,7 @@ def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
 
 
 def headline(result: Fields) -> str:
-    """Return the test metrics of a finished run, or else those of validation, and its time."""
+    """Return the test metrics of a finished run, or else its validation metrics, and its seconds."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])

@@ -1,4 +1,4 @@
-"""Workers: processes of this machine, each on its share of the cores or on a GPU, or tasks of a Ray cluster."""
+"""Workers: processes on this machine, which share its cores and GPUs, or tasks of a Ray cluster."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from kvt.system.quoting import one_line
 
 
 class LostProcessError(Exception):
-    """The process that made a run has died; its message says how."""
+    """The error that the process of a run has died; its message says how."""
 
 
 class Place(NamedTuple):
@@ -36,9 +36,9 @@ class Place(NamedTuple):
 
 
 class LocalWorkers:
-    """Makes each run in a process of its own, forked from one that has everything imported.
+    """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
-    The processes end with this one, even when it is killed.
+    The processes end when this process ends, even if it is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,11 +46,11 @@ class LocalWorkers:
         self._context = context_of_workers()
         self._places = SimpleQueue[Place]()
         self._open(places(self.workers))
-        self._changing = Lock()  # starting a process asks how all others are, which only one thread may do
+        self._changing = Lock()  # multiprocessing polls all children when it starts one, which is not thread-safe
         self._closed = False
 
     def make(self, job: Job) -> Outcome:
-        """Make a run, called in one of `threads` threads; raise `LostProcessError` if its process does."""
+        """Train a run in a process; called in one of `threads` threads. Raises LostProcessError if the process dies."""
         place = self._places.get()
         answer, their_end = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(job, place, their_end), daemon=True)
@@ -60,7 +60,7 @@ class LocalWorkers:
             process.start()
         their_end.close()
         outcome: Outcome | None = None
-        with suppress(EOFError, OSError):  # it died
+        with suppress(EOFError, OSError):  # raised if the process died
             outcome = answer.recv()
         wait([process.sentinel])
         with self._changing:
@@ -73,7 +73,7 @@ class LocalWorkers:
         return outcome
 
     def close(self) -> None:
-        """End all processes; a run that is in training saves a checkpoint first, unless Ctrl-C is pressed again."""
+        """End all processes; a run in training first saves a checkpoint, unless Ctrl-C is pressed again."""
         with self._changing:
             self._closed = True
             processes = active_children()
@@ -85,7 +85,7 @@ class LocalWorkers:
             finally:
                 for process in processes:
                     process.kill()
-        self._open(places(self.threads))  # threads that wait for one end, too
+        self._open(places(self.threads))  # wakes threads that wait for a place, so that they end
 
     def _open(self, places: Iterable[Place]) -> None:
         for place in places:
@@ -93,7 +93,7 @@ class LocalWorkers:
 
 
 def places(workers: int) -> list[Place]:
-    """Divide the cores that this process may use, and the GPUs, among workers."""
+    """Return a `Place` for each worker: the cores that this process may use, and the GPUs, are divided among them."""
     mine = cores()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
@@ -104,15 +104,16 @@ def places(workers: int) -> list[Place]:
 
 
 def context_of_workers() -> ForkServerContext:
-    """Return a context whose processes have everything imported, ignore Ctrl-C, and see nothing of SLURM.
+    """Return a multiprocessing context whose processes have all modules imported, and ignore Ctrl-C.
 
-    To Lightning the processes of a job would be those of one run.
+    SLURM's environment variables are removed, because Lightning would take the processes of a job for one run.
     """
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])  # the latter at a run's first log
-    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # inherited: workers ignore Ctrl-C from their first moment
+    # a run imports torch.utils.tensorboard when it first logs
+    context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])
+    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # workers inherit it, and ignore Ctrl-C from the start
         forkserver.ensure_running()
     return context
 
@@ -125,7 +126,7 @@ def _work(job: Job, place: Place, answer: Connection) -> None:
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
     log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
-    with suppress(OSError):  # the disk is full: the run itself reports it
+    with suppress(OSError):  # if the disk is full, the run itself reports it
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             sys.stdout.flush()
@@ -141,17 +142,17 @@ def _die_with_parent(parent: BaseProcess) -> None:
 
 
 class RayCluster:
-    """Makes each run as a Ray task with one core, and a GPU if the cluster has any."""
+    """Workers that train each run as a Ray task with one core, and with a GPU if the cluster has GPUs."""
 
-    threads = 1000  # more than are made at once: what has no core yet waits in Ray, which may grow
+    threads = 1000  # more runs than the cluster has cores: they wait in Ray, and a cluster may grow
 
     def __init__(self, address: str) -> None:
-        import ray  # an extra
+        import ray  # a package of the extra kvt[ray]
 
         self._ray, self._address = ray, address
         try:
             host, _, port = address.removeprefix("ray://").rpartition(":")
-            if host:  # Ray itself would try for minutes
+            if host:  # fails at once, while Ray would try for minutes
                 create_connection((host, int(port)), timeout=10).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
@@ -159,7 +160,7 @@ class RayCluster:
             raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
-        # max_calls=1: a process that made two runs would hand torch's settings, or a broken GPU, on to the second
+        # max_calls=1: a new process for each run, so that torch's settings or a broken GPU do not affect the next run
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
 
     @property
@@ -167,7 +168,10 @@ class RayCluster:
         return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
 
     def make(self, job: Job) -> Outcome:
-        """Make a run, in one of `threads` threads; raise `LostProcessError` if its process, or its machine, does."""
+        """Train a run in a Ray task; called in one of `threads` threads.
+
+        Raises LostProcessError if the process or its machine dies, and UserError if the cluster is lost.
+        """
         errors = self._ray.exceptions
         try:
             outcome: Outcome = self._ray.get(self._task.remote(job))

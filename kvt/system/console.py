@@ -1,4 +1,4 @@
-"""What every command needs: quick imports, few log messages, a clean Ctrl-C, user errors in one line."""
+"""Setup of every command: quick imports, few log messages, a clean Ctrl-C, user errors in one line."""
 
 import atexit
 import gc
@@ -28,18 +28,18 @@ IGNORED_WARNINGS = (
     "requested to overfit",  # our loaders serve the same batches in every epoch
     "callbacks used to create the checkpoint",  # a test has none of fit's
     "exists and is not empty",  # a resumed run continues in its own folder
-    "missing from font",  # a character that a picture can only show as a box
+    "missing from font",  # the picture shows a box in place of the character
     "sync_dist=True",  # the means are synchronised before they are logged
 )
 UNION = re.compile(
     r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - (.*?)"
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
-"""What jsonargparse says of a value that is of none of several types; the first reason is enough."""
+"""jsonargparse's message for a value that fits no member of a Union type; only the first reason is shown."""
 EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
 EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
-"""The extra of kvt that installs a package."""
-NEWLINES = "\n\t"  # of texts in several lines, whose parts are printable each
+"""The extra of kvt that installs a package, as in "kvt[hub]", by the package's name."""
+NEWLINES = "\n\t"  # control characters that output may contain
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
 STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
@@ -47,24 +47,27 @@ STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 
 
 FIRST_ERROR = "KVT_FIRST_ERROR"
-"""The variable with the path of a file that the first process of a run to fail makes, to print its error alone."""
+"""The environment variable with the path of a file that the first failing process of a run creates.
+
+Only the process that creates the file prints its error.
+"""
 
 
 class Stopped(SystemExit):
-    """A signal of a cluster asks the process to stop; the exit code is 128 + the signal's number."""
+    """The exception raised by a signal in `CLUSTER_SIGNALS`; the exit code is 128 + the signal's number."""
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Context manager: import without garbage collection (a quarter of the time), then freeze what was imported."""
-    os.getcwd()  # raises if that is gone, whereupon MKL would end the process
+    """Context manager: import without garbage collection, a quarter of the time; then freeze the new objects."""
+    os.getcwd()  # raises if the working directory was deleted, which makes MKL end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
     with exit_on_signals():
         try:
             yield
         finally:
-            if first:  # a later freeze would keep garbage
+            if first:  # a second freeze would keep garbage
                 gc.freeze()
                 atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
             gc.enable()
@@ -72,12 +75,12 @@ def quick_imports() -> Iterator[None]:
 
 
 def collect_garbage_seldom() -> None:
-    """Run the garbage collector a hundredth as often: among many results that are read there is hardly any garbage."""
+    """Run the garbage collector a hundredth as often, because reading many results creates hardly any garbage."""
     gc.set_threshold(100_000, 50, 1000)
 
 
 def exit_on_signals() -> AbstractContextManager[None]:
-    """Context manager: a signal ends the process at once; some packages would catch an exception in their import."""
+    """Context manager: let a signal end the process at once; an exception might be caught by a package's import."""
 
     def exit_now(number: int, frame: object) -> None:
         say("stopped")
@@ -90,7 +93,7 @@ def exit_on_signals() -> AbstractContextManager[None]:
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
     """Context manager: set the handler of signals that are not ignored already, if this is the main thread.
 
-    Processes started within inherit SIG_IGN.
+    Signals that are ignored, SIG_IGN, stay ignored, also in processes started inside.
     """
     before = set_handler(handler, numbers)
     try:
@@ -100,14 +103,14 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
-    """Set the handler of signals that are not ignored already, if this is the main thread; return those before."""
+    """Set the handler of signals that are not ignored already, if this is the main thread; return the old handlers."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
 
 
 def restore_handlers(before: Mapping[int, Any]) -> None:
-    """Set the handlers that `set_handler` has returned."""
+    """Restore the handlers that `set_handler` returned."""
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -145,7 +148,7 @@ def _readable(value: Any) -> str:
 
 
 def share_errors() -> None:
-    """Let the processes that this one starts print the error of the first to fail, and no other."""
+    """Make the processes that this one starts print only the error of the first process that fails."""
     if _is_first_process():
         os.environ[FIRST_ERROR] = os.path.join(gettempdir(), f"kvt-error-{token_hex(8)}")
 
@@ -157,13 +160,13 @@ def _is_first_to_fail() -> bool:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
-    except OSError:  # to print an error twice is better than not at all
+    except OSError:  # an error printed twice is better than an error not printed
         pass
     return True
 
 
 def _rank() -> str:
-    """Return what begins the error of a process that is one of several."""
+    """Return the beginning of an error message, "rank 1: ", if the process is one of several, else ""."""
     return f"rank {os.environ.get('LOCAL_RANK', '0')}: " if FIRST_ERROR in os.environ else ""
 
 
@@ -173,7 +176,7 @@ def _is_first_process() -> bool:
 
 @contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
-    """Context manager: print without errors after the reader has ended, as `tee` does on Ctrl-C in `2>&1 | tee log`."""
+    """Context manager: ignore errors of printing after the reader of a pipe has ended, as `tee` does on Ctrl-C."""
     with redirect_stdout(_UnbreakableStream(sys.stdout)), redirect_stderr(_UnbreakableStream(sys.stderr)):
         yield
 
@@ -200,7 +203,7 @@ class _UnbreakableStream:
 
 
 def _discard_output(stream: Any) -> None:
-    """Redirect a stream to /dev/null, or Python would complain about a broken pipe once more when it exits."""
+    """Redirect a stream to /dev/null, because Python would report the broken pipe again when it exits."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -208,8 +211,8 @@ def _discard_output(stream: Any) -> None:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
     _replace_closed_streams()
-    with suppress(OSError):  # it is gone: what needs it will say so
-        sys.path.append(os.getcwd())  # for attentions in the user's own folder
+    with suppress(OSError):  # if the working directory was deleted, a later function reports it
+        sys.path.append(os.getcwd())  # finds classes in the user's working directory
     silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
@@ -239,7 +242,7 @@ def run(command: Callable[[], object]) -> None:
             module = getattr(error, "obj", None)
             if isinstance(error, ImportError):
                 module = sys.modules.get((error.name or "").partition(".")[0])
-            if isinstance(module, ModuleType):  # it may be the user's own, in place of a package
+            if isinstance(module, ModuleType):  # a user's file may hide a package of the same name
                 place = getattr(module, "__file__", None) or getattr(module, "__path__", "Python")
                 error.add_note(f"{module.__name__} was imported from {place}")
             if rank := _rank():
@@ -254,7 +257,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, as of a daemon: a file of the run would take their place."""
+    """Open /dev/null in place of closed standard streams, as in a daemon; a file of the run might get their number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -264,19 +267,19 @@ def _replace_closed_streams() -> None:
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
-    """Print no traceback of a resource limit: TensorBoard's writer thread hands its exception to the main thread."""
+    """Print a thread's traceback, except for a resource limit, which TensorBoard's writer passes to the main thread."""
     if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
         threading.__excepthook__(failed)
 
 
 def silence_libraries() -> None:
-    """Let Lightning say nothing but warnings, and of those none that a user can do nothing about."""
+    """Silence Lightning's messages below warnings, and the warnings in `IGNORED_WARNINGS`."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("callbacks.model_summary", "profilers.profiler"):  # what a flag asked for
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # output that the user has requested by a flag
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # that it makes an experiment
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # hides "experiment created"
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # hides "tables created"
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
 
@@ -284,7 +287,8 @@ def silence_libraries() -> None:
 def user_error(error: BaseException) -> str | None:
     """Return the message for the user if a mistake or a resource limit caused an exception, else None.
 
-    It is that of the deepest UserError, since parsers wrap what they catch, but of the outermost error of a parser.
+    The message is that of the deepest UserError in the chain, because parsers wrap the errors that they catch. Among
+    errors of a parser itself, the outermost counts.
     """
     message = None
     for cause in exception_chain(error):
@@ -296,7 +300,7 @@ def user_error(error: BaseException) -> str | None:
             message = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             message = f"a package is missing: {remedy[1]}"
-        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # of os.getcwd
+        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # raised by os.getcwd
             message = "the working directory is gone: change to one that exists"
     return message or resource_limit_message(error)
 
@@ -316,7 +320,7 @@ class OneLineParser(ArgumentParser):
             bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
             names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
-            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)  # without hyphens, which all have in common
+            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)  # compared without the common hyphens
             message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 

@@ -1,4 +1,4 @@
-"""UserError, the exception for a user's mistakes, checks that raise it, and limits of the machine."""
+"""`UserError`, the exception for a user's mistakes; checks that raise it; messages for limits of the machine."""
 
 import errno
 import inspect
@@ -30,11 +30,11 @@ LIMITS = {  # remedies for operating system errors that are limits of the machin
     errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
 }
 Choice = TypeVar("Choice")
-OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # torch's RuntimeErrors, and oneDNN's
+OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # RuntimeErrors of torch and oneDNN
 
 
 class UserError(ValueError):
-    """A mistake in a flag, file or folder: the command line prints its message, one line, and exits with code 2."""
+    """The exception for a mistake in a flag, file or folder: `kvt` prints its message in one line, exit code 2."""
 
 
 def exception_chain(error: BaseException) -> list[BaseException]:
@@ -52,7 +52,10 @@ def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
 
 
 def resource_limit_message(error: BaseException, default_path: str | Path = "") -> str | None:
-    """Return path (or `default_path`), reason and remedy of the first resource limit in an exception's chain."""
+    """Return path, reason and remedy of the first resource limit in an exception's chain; None if there is none.
+
+    `default_path` is used for an error that has no path.
+    """
     for cause in exception_chain(error):
         if is_resource_limit(cause):
             path = os.fsdecode(cause.filename2 or cause.filename or default_path)
@@ -67,7 +70,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Return the error for a `name` that is not among the `known` ones; it suggests the nearest."""
+    """Return the error for a `name` that is not among the `known` names; its message suggests the most similar."""
     names = list(known)
     nearest = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -75,28 +78,28 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
 
 
 def choose(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
-    """Return what a name stands for among the `known` ones; raise UserError if it is none of them."""
+    """Return `known[name]`; raise UserError if `known` has no such name."""
     if name not in known:
         raise unknown(kind, name, known)
     return known[name]
 
 
 def require_positive(**numbers: float) -> None:
-    """Raise UserError unless each is a finite number above zero."""
+    """Raise UserError unless every value is a finite number above zero."""
     for name, number in numbers.items():
         if not isinstance(number, int | float) or not 0 < number < inf:
             raise UserError(f"{name}={number} must be a number greater than 0")
 
 
 def require_probability(**numbers: float) -> None:
-    """Raise UserError unless each is a number in [0, 1)."""
+    """Raise UserError unless every value is a number in [0, 1)."""
     for name, number in numbers.items():
         if not isinstance(number, int | float) or not 0 <= number < 1:
             raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
 
 
 def require_finite(**values: object) -> None:
-    """Raise UserError unless all numbers, also those in lists, are finite and integers fit into 64 bits."""
+    """Raise UserError unless all numbers, including numbers in lists, are finite, and all integers fit in 64 bits."""
     for name, value in values.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
@@ -104,13 +107,23 @@ def require_finite(**values: object) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise UserError unless it is an integer from 0 to 2³² − 1, which every random generator takes."""
+    """Raise UserError unless `seed` is an integer from 0 to 2³² − 1, the range of all random generators in use."""
     if isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
 
 
 def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
-    """Return the class of an import path; raise UserError, which may name `known` ones, unless it is a `base`."""
+    """Return the class of an import path.
+
+    Args:
+        path: the import path, such as my_attention.NearKV.
+        flag: the flag that has this value, for messages.
+        base: a class that must be a base of the result.
+        known: names that the flag also takes, for messages.
+
+    Raises:
+        UserError: the path does not lead to a subclass of `base`.
+    """
     cls = import_object(path, flag, known)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         module_name, _, name = path.rpartition(".")
@@ -119,7 +132,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Return what an import path names, None if its module has no such name; see `import_class`."""
+    """Return the object of an import path, None if its module has no such name; see `import_class`."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
@@ -127,21 +140,22 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
         return getattr(import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists; something that it imports does not
+            raise  # the user's module exists, but imports a module that does not
         raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
 
 
 def argument_types(cls: type) -> dict[str, Any]:
-    """Return the type of each constructor argument by name, including those passed on to base classes by **kwargs.
+    """Return the type of each constructor argument by name, including arguments passed to base classes by **kwargs.
 
-    One that a class gives its base itself, as in `super().__init__(spec, lr=0.25, **kwargs)`, is none of its own.
+    An argument that the class itself passes to its base is left out, as `lr` in
+    `super().__init__(spec, lr=0.25, **kwargs)`.
     """
     return _argument_types(cls)
 
 
-@cache  # every run of a grid asks, and the source is parsed for the answer
+@cache  # called for every run of a grid, and parses source code
 def _argument_types(cls: type) -> dict[str, Any]:
-    from jsonargparse import ArgumentParser  # reads the source of constructors for this
+    from jsonargparse import ArgumentParser  # resolves **kwargs from the source of constructors
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
     names = dict.fromkeys(name.partition(".")[0] for name in added)
@@ -154,7 +168,7 @@ def _argument_types(cls: type) -> dict[str, Any]:
 
 
 def _evaluated(annotation: Any, cls: type) -> Any:
-    """Return the type that an annotation of a class's constructor names; Any if it has none or cannot be evaluated."""
+    """Return the type of an annotation in a class's constructor; Any if it is missing or cannot be evaluated."""
     if isinstance(annotation, str):
         try:
             return eval(annotation, vars(sys.modules[cls.__module__]))  # as inspect does
@@ -164,7 +178,7 @@ def _evaluated(annotation: Any, cls: type) -> Any:
 
 
 def require_types(values: Mapping[str, Any], cls: type) -> None:
-    """Raise UserError unless each of `values` is of its argument's type in `cls`; nothing is converted or called."""
+    """Raise UserError unless each of `values` has the type of that argument of `cls`; no value is converted."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and few commands need it
 
     types = argument_types(cls)

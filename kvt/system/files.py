@@ -19,12 +19,12 @@ import yaml
 from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML for each task
-MAX_NODES = 100_000  # of a YAML file: a few lines may refer to each other a million times
+MAX_NODES = 100_000  # values of a YAML file, counting aliases: a few lines can expand to millions
 GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figure of the paper
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path with ~ expanded; raise UserError if it is empty, not UTF-8, or of an unknown user's home."""
+    """Return the path with ~ expanded; raise UserError if it is empty, not UTF-8, or names an unknown ~user."""
     if not isinstance(text, str | os.PathLike):
         raise UserError(f"{text!r:.60}: expected a path")
     if not str(text):
@@ -39,7 +39,7 @@ def user_path(text: str | Path) -> Path:
 
 
 def optional_path(text: str | None) -> Path | None:
-    """Return `user_path` of a path that may be left out."""
+    """Return `user_path(text)`, or None if `text` is None."""
     return None if text is None else user_path(text)
 
 
@@ -52,14 +52,14 @@ def require_file(path: str | Path, remedy: str) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return the path of a file; raise OSError if it is a folder, or what may never end, such as a FIFO or a device."""
+    """Return `path`; raise OSError unless it is a regular file: reading a FIFO or a device might never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return path
 
 
 def require_writable(path: Path) -> Path:
-    """Return the file named by --out; raise UserError if it is a folder, or its folder is missing or not writable."""
+    """Return `path`, the value of --out; raise UserError if it is a folder, or its parent is missing or read-only."""
     if os.path.isdir(path):
         raise UserError(f"--out {path} is a folder: name a file")
     try:
@@ -71,18 +71,17 @@ def require_writable(path: Path) -> Path:
 
 
 def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Path]:
-    """Return the files of a folder, in depth, that match a pattern, sorted by the names of folders, then of files.
+    """Return the files of a folder and its subfolders that match a pattern, sorted by folder, then by file name.
 
-    Folders of the names `without`, and folders within them, add no files.
-
-    What operating systems and editors keep there is left out, see `is_hidden`. Links to folders are followed, but each
-    folder is listed once, by its own name where it lies in this one: links may lead to where they are.
+    Subfolders with a name in `without` are left out, as are files and folders for which `is_hidden` is true. Links to
+    folders are followed. Each folder is listed once, because links may form a cycle; a folder inside `folder` is listed
+    by its own path, not by that of a link.
     """
     files: list[Path] = []
     seen: set[tuple[int, int]] = set()
     root = os.fspath(folder)
     starts = [root]
-    for start in starts:  # links to folders join them, behind all that needs none
+    for start in starts:  # the loop appends links to folders, which are walked last
         for path, folders, names in os.walk(start):
             folders[:] = sorted(name for name in folders if not is_hidden(name))
             found = os.stat(path)
@@ -98,14 +97,14 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name is one that operating systems and editors keep for themselves."""
-    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # of macOS, of Synology
+    """Return whether a file or folder of this name belongs to an operating system or an editor."""
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # created by macOS, by Synology
 
 
 def state_of(path: str | Path) -> str:
-    """Return what changes if a file does: its size, and the times of its content and of its inode.
+    """Return size, modification time and inode change time of a file: the text changes whenever the file does.
 
-    The latter no program can set, as cp -p and rsync set the former to that of another file.
+    cp -p and rsync copy the modification time of another file. The inode change time cannot be set.
     """
     state = regular(Path(path)).stat()
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
@@ -118,7 +117,10 @@ def sha256_of(path: Path) -> str:
 
 
 def require_folder(path: Path, flag: str, write: bool = True) -> None:
-    """Raise UserError unless what a flag names is, or can become, a folder to write in; if not `write`, to read."""
+    """Raise UserError unless `path`, the value of a flag, is a writable folder or can be created.
+
+    With `write=False`, the folder must be readable instead.
+    """
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
         raise UserError(f"{flag} {path}: {existing} is not a folder")
@@ -129,7 +131,7 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path`, flush it to disk at the end and rename it to `path`.
+    """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
 
     After an error the temporary file is removed and `path` is unchanged. A killed process leaves at most the
     temporary file, named *.tmp. Resource limits in the chain of a raised exception get `path` as their filename.
@@ -151,13 +153,13 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write bytes, or text as UTF-8, to a file that is replaced as a whole (see `atomically`)."""
+    """Write bytes, or text as UTF-8, to a file, which is replaced by a rename (see `atomically`)."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file, None if there is none."""
+    """Return the object in a JSON file; None if the file is missing, unreadable or holds no object."""
     try:
         content = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -166,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV atomically, with these columns; what a row lacks is empty, and what is not UTF-8 is spelled out."""
+    """Write a CSV atomically; missing values are empty cells, and characters without UTF-8 code become \\ escapes."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, [*columns])
         writer.writeheader()
@@ -174,7 +176,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 
 
 def page_with(data: Any, template: Path) -> str:
-    """Return an HTML template with data for {data}, as JSON that cannot end its script element."""
+    """Return an HTML template in which JSON replaces {data}; "<" is escaped, so that no text ends its script."""
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return template.read_text(encoding="utf-8").replace("{data}", text)
 
@@ -186,7 +188,7 @@ def _part(path: Path) -> Path:
 def find_yaml(named: str, folder: Path) -> Path:
     """Return the path that the user names, or the package's file of that name: cifar10 is configs/cifar10.yaml.
 
-    A file of the user's comes first. A path that does not exist is returned too.
+    The user's file takes precedence. If neither exists, the user's path is returned.
     """
     path, packaged = user_path(named), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
@@ -198,7 +200,7 @@ def yaml_names(folder: Path) -> list[str]:
 
 
 def yaml_line(value: Any) -> str:
-    """Return a value in one line, as a YAML file would have it.
+    """Return a value as YAML in one line.
 
     >>> yaml_line({"dim": 64}), yaml_line(0.1), yaml_line(None)
     ('{dim: 64}', '0.1', 'null')
@@ -208,7 +210,7 @@ def yaml_line(value: Any) -> str:
 
 
 def read_yaml(path: Path, name: str) -> Any:
-    """Return the content of a YAML file; see `parse_yaml`. Raises FileNotFoundError if there is none."""
+    """Return the content of a YAML file; see `parse_yaml`. Raises FileNotFoundError if the file does not exist."""
     try:
         return parse_yaml(regular(path).read_text(encoding="utf-8-sig"), name)
     except FileNotFoundError:
@@ -218,9 +220,9 @@ def read_yaml(path: Path, name: str) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the content of a YAML document; mappings must have unique keys that are strings. Dates stay strings.
+    """Return the content of a YAML document; keys of mappings must be unique strings. Dates stay strings.
 
-    Raises UserError, beginning with `name`, if the text is not such a document.
+    Raises a UserError that begins with `name` if the text is not such a document.
     """
     try:
         return yaml.load(text, _Loader)
@@ -232,7 +234,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
-    """Return the settings in words such as kv_heads=1; raise UserError, beginning with `flag`, if one is none."""
+    """Return the settings in words such as kv_heads=1; a word of another form is a UserError that names `flag`."""
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -243,11 +245,11 @@ def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """SafeLoader that refuses bombs, keys that are not strings, and duplicate keys, of which YAML's keeps the last."""
+    """A SafeLoader that rejects more than `MAX_NODES` values, keys that are not strings, and duplicate keys."""
 
     def construct_document(self, node: yaml.Node) -> Any:
         nodes = [node]
-        for one in nodes:  # their parts join them, those of an alias as often as it stands there
+        for one in nodes:  # the loop appends the parts of each node, and those of an alias wherever it occurs
             if len(nodes) > MAX_NODES:
                 raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
             if isinstance(one, yaml.CollectionNode):

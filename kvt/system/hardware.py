@@ -1,4 +1,4 @@
-"""The machine: CPU settings for speed, and what a result depends on besides its settings."""
+"""The machine: CPU settings for speed, and versions and hardware for result.json."""
 
 import ctypes
 import os
@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from kvt.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
-FLOAT32_ERROR = 3e-6  # accepted of a product. Rounding grows with √2048 · 2⁻²⁴; bfloat16 is off by 2e-3, TF32 by 3e-4
-CLEARLY = 1.2  # times as fast: twice the threads must be at least that to be worth their waiting for each other
+FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
+CLEARLY = 1.2  # twice the threads must be at least so many times as fast to be chosen
 TRIAL_SECONDS = 0.2
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
@@ -29,20 +29,21 @@ fast_products = False
 
 
 def tune() -> None:
-    """Tune this process: float32 matrix products, malloc and no search for GPUs on a CPU; no attention of cuDNN."""
+    """Tune this process: float32 products, malloc, no repeated search for GPUs, and no cuDNN attention."""
     tune_products()
     keep_memory()
     end_search_for_gpus()
-    # on an H200 with torch 2.11, its backward pass gave "q-kv-deepseek" gradients in bfloat16 that were off by 120 %
+    # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave "q-kv-deepseek" bfloat16 gradients with a
+    # relative error of 120 %.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def tune_products() -> None:
     """Choose the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
 
-    "medium" selects oneDNN, with AVX-512 about twice as fast as the default, and without it no faster, whereas torch's
-    fused attention is slower. On some CPUs it may compute in bfloat16, so its error is measured. With a GPU nothing is
-    changed: there the setting decides about TF32, which is left to the user.
+    The setting "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default. Without AVX-512 it
+    is no faster, and torch's fused attention becomes slower. On some CPUs "medium" may compute in bfloat16, so the
+    error is measured. On a machine with a GPU nothing is changed, because the setting also controls TF32 there.
     """
     global fast_products
     if not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2":
@@ -75,21 +76,22 @@ def bfloat16_slowdown() -> float:
 
 
 def cores() -> list[int]:
-    """Return the numbers of the cores that this process may use; macOS and Windows do not tell: there, of all cores."""
+    """Return the numbers of the cores that this process may use; on macOS and Windows, the numbers of all cores."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def use_threads(number: int) -> None:
-    """Let torch compute with so many threads, or with as many as there are cores if these are fewer."""
+    """Set torch's number of threads to `number`, at most the number of cores."""
     torch.set_num_threads(min(number, len(cores())))
 
 
 def fastest_threads(work: Callable[[], object]) -> int:
-    """Return with how many threads some work is done fastest now: one, unless more are clearly faster.
+    """Return the number of threads that is fastest for `work` now: one, unless more are clearly faster.
 
-    Twice as many, up to torch's present number, are tried in turns with as many for a fifth of a second, beside
-    whatever else this machine does: threads wait at each operation for the slowest of them, so that beside one other
-    busy process two of them trained a small model three times more slowly than one.
+    Starting with one, the number is doubled as long as the double is `CLEARLY` faster, up to torch's present number.
+    The two numbers are timed in turns for `TRIAL_SECONDS`. The result depends on the machine's other load, because
+    threads wait for the slowest of them in each operation: beside one other busy process, two threads trained a small
+    model three times more slowly than one.
     """
     most, number = torch.get_num_threads(), 1
     while number < most:
@@ -98,7 +100,7 @@ def fastest_threads(work: Callable[[], object]) -> int:
         while perf_counter() - begun < TRIAL_SECONDS:
             for count in seconds:
                 torch.set_num_threads(count)
-                work()  # starts them
+                work()  # starts the threads
                 started = perf_counter()
                 work()
                 seconds[count] += perf_counter() - started
@@ -110,7 +112,7 @@ def fastest_threads(work: Callable[[], object]) -> int:
 
 
 def keep_memory() -> bool:
-    """Make glibc keep freed buffers: returning them costs page faults every step. Returns whether glibc accepts."""
+    """Make glibc keep freed memory, because returning it costs page faults every step; return whether it succeeded."""
     with suppress(AttributeError, OSError, TypeError):  # another operating system or C library
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
@@ -118,20 +120,20 @@ def keep_memory() -> bool:
 
 
 def end_search_for_gpus() -> None:
-    """Stop torch from searching for a GPU in every optimiser step, on a machine without one.
+    """Stop torch from searching for a GPU in every optimiser step, on a machine without a GPU.
 
-    Each looks for NVIDIA's library on the disk, because Lightning wants GPUs counted without starting their driver,
-    after which a process could not fork.
+    Lightning sets a variable that makes torch count GPUs without initialising CUDA, after which a process could not
+    fork. With it, every optimiser step looks for NVIDIA's library on the disk.
     """
     if not torch.cuda.is_available():
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
 class MetaParameters(TorchFunctionMode):
-    """Context manager: `torch.empty`, and thus every layer's parameters, go to the meta device and take no memory.
+    """Context manager: put tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
 
-    Unlike `torch.device("meta")` it leaves other factory functions alone, whose values a constructor may need: Swin
-    computes its drop rates by `torch.linspace(...)`.
+    Unlike under `torch.device("meta")`, other factory functions return real tensors, whose values a constructor may
+    need: Swin computes its drop rates by `torch.linspace(...)`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,7 +141,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions, the machine, and the commit of the code if it is known."""
+    """Return versions of packages, the machine's hardware, and the git commit of the code, None if unknown."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},
@@ -158,13 +160,13 @@ def environment() -> dict[str, Any]:
 def _float32_matmul() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it does not know all that torch.backends.fp32_precision may be set to
+    except RuntimeError:  # the function does not support all values of torch.backends.fp32_precision
         return torch.backends.fp32_precision  # type: ignore[attr-defined]
 
 
 def _git_commit() -> str | None:
     checkout = Path(__file__).parents[2]
-    if (checkout / ".git").exists():  # else kvt is installed: a repository around it would be another one
+    if (checkout / ".git").exists():  # an installed kvt might lie in a repository of another project
         with suppress(OSError, subprocess.CalledProcessError):
             command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
             return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()

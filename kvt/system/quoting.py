@@ -1,6 +1,6 @@
-"""How data stand in a text: as a word for a shell, printed to a terminal, in Markdown. Nothing else escapes them.
+"""Escaping of text for a shell, for a terminal and for Markdown. All escaping in kvt is done here.
 
-CSV and JSON hold data as they are; HTML is made from Markdown, or shows what its JSON holds as text.
+CSV and JSON hold text unescaped. HTML is made from Markdown, or by scripts that insert text from JSON.
 """
 
 import html
@@ -11,16 +11,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-MAX_LINE_CHARS = 800  # of an error: it may quote a whole file
+MAX_LINE_CHARS = 800  # of an error message, which may quote a whole file
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
-"""The special characters of Markdown within a line that are not special in HTML, and those that make an address a link.
+"""Special characters of Markdown that HTML escaping leaves, and characters that turn an address into a link.
 
 A _ between letters is not special.
 """
 
 
 def shell_word(text: object) -> str:
-    r"""Return a text as one word for a shell, in one line, whatever it holds.
+    r"""Return any text as one word for a shell, in one line.
 
     >>> print(shell_word("a.B; touch c"), shell_word("it's\n"))
     'a.B; touch c' $'it\047s\012'
@@ -34,7 +34,7 @@ def shell_word(text: object) -> str:
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Return a text for a terminal: what is not printable is spelled out, but for characters to `keep`.
+    r"""Return a text in which escapes replace all characters that are not printable, except those in `keep`.
 
     >>> printable("a\n\x1b[2J")
     'a\\n\\x1b[2J'
@@ -53,9 +53,9 @@ def one_line(message: str) -> str:
 
 
 class Markdown(Markup):
-    """Markdown. `format`, `join` and `+` escape what they put into it, and make it one line, unless it is Markdown.
+    """A string of Markdown. `format`, `join` and `+` escape arguments that are not Markdown, and make them one line.
 
-    A template must not begin a line with data, which could make it a heading or a list.
+    A template must not begin a line with data, because the data could make it a heading or a list.
 
     >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
     **a&#42;b**: *c*
@@ -73,7 +73,7 @@ class Markdown(Markup):
 
 
 def markdown_table(lines: Iterable[Sequence[str]]) -> Markdown:
-    """Return a Markdown table; the first line is its heading, and the first column is aligned to the left."""
+    """Return a Markdown table; the first line is the heading, and only the first column is aligned to the left."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
     return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])

@@ -12,12 +12,13 @@ NO_DEFAULT = object()
 
 
 def defaults_of(package: str, place: str, name: str) -> dict[str, Any]:
-    """Return the constructor's arguments of a class with their defaults; those that are no literal are `...`.
+    """Return the constructor's arguments of a class with their defaults; a default that is no literal is `...`.
 
     Args:
-        package: of the class; nothing of it is imported.
-        place: the file in it, or the folder of files, where the class is, and those of its bases that are looked at.
-        name: of the class.
+        package: name of the package of the class, which is not imported.
+        place: path in the package of a file, or of a folder of files, with the class and those of its bases whose
+            arguments are wanted.
+        name: name of the class.
 
     >>> defaults_of("kvt", "tasks", "HumanNumbers")
     {'length': 16, 'val_size': 0.2, 'batch_size': 64, 'seed': 0, 'data_dir': None}
@@ -41,8 +42,8 @@ def _arguments(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a class's constructor, then the arguments that it passes on to its bases by **kwargs.
 
-    As in `kvt.tasks.options`, keywords of a class statement, `usual`, replace defaults, and the parameters of
-    `make_model` that have a default are arguments of the constructor, unless a subclass has `made` the model.
+    As in `kvt.tasks.options`, keywords of a class statement, `usual`, replace defaults. Parameters of `make_model` with
+    a default are arguments of the constructor, unless a subclass has overridden `make_model`, which is `made`.
     """
     if name not in classes:
         return
