@@ -1,10 +1,10 @@
 """The cost of a training step of one self-attention layer, forward and backward, float32, 4 heads, m = 50.
 
 `kvt`'s attentions are compared with `torch.nn.MultiheadAttention` and with the paper's formula for kv+pos, computed
-literally. *literal /* and *torch /* are their time and peak memory relative to the line's. GFLOP/s count the products
-of the formula, two per multiply-add and twice as many backward as forward, even if the computation leaves some out;
-*of best* is their share of what a product of two 2048 × 2048 matrices reaches in the same round, under torch's better
-float32 setting.
+literally. The columns *literal /* and *torch /* give time and peak memory of these two, divided by those of the line.
+GFLOP/s count the matrix products of the formula, two per multiply-add, and twice as many backward as forward, even if
+the computation skips some. *of best* is the ratio to the GFLOP/s of a product of two 2048 × 2048 matrices in the same
+round, with the faster of torch's float32 settings.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def layers(n: int, d: int) -> dict[str, nn.Module]:
 
 
 def product(side: int) -> Callable[[], object]:
-    """Return a call that multiplies two square matrices, side × side."""
+    """Return a function that multiplies two square matrices, side × side."""
     left, right, out = (torch.randn(side, side) for _ in range(3))
     return lambda: torch.mm(left, right, out=out)
 

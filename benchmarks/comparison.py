@@ -1,4 +1,4 @@
-"""Shared by the comparisons: flags, settings of float32 products, and the format of times."""
+"""Functions that all benchmarks share: flags, settings of float32 products, and formats of times."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ Result = TypeVar("Result")
 
 
 def flags(description: str | None, repeats: int) -> argparse.ArgumentParser:
-    """Return the flags of a comparison."""
+    """Return an argument parser with the flags that all benchmarks have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(device="cpu")
-    parser.add_argument("--repeats", type=int, default=repeats, help="rounds, each of which times everything once")
+    parser.add_argument("--repeats", type=int, default=repeats, help="number of rounds; each times everything once")
     parser.add_argument(
         "--allocator",
         choices=("tuned", "default"),
         default="tuned",
-        help="whether freed memory stays with the process or returns to the system",
+        help="tuned keeps freed memory in the process; default returns it to the system",
     )
     return parser
 
@@ -32,12 +32,12 @@ def add_peers(parser: argparse.ArgumentParser) -> None:
         "--peers",
         choices=PEERS,
         default="default",
-        help="whether other libraries use torch's default float32 products, or the faster of these and kvt's",
+        help="float32 products of other libraries: torch's default, or the faster of torch's default and kvt's setting",
     )
 
 
 def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the flags, choose float32 products as in training, and print what the numbers are measured on."""
+    """Parse the flags, choose float32 products as in training, and print the machine and its settings."""
     asked = parser.parse_args(argv)
     if asked.repeats < 1:
         parser.error(f"--repeats={asked.repeats} must be positive")
@@ -53,7 +53,7 @@ def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
-    """Return the call under a setting of `torch.set_float32_matmul_precision`, restored afterwards."""
+    """Return `call` with a setting of `torch.set_float32_matmul_precision`, which is restored after each call."""
 
     def run() -> Result:
         before = torch.get_float32_matmul_precision()
@@ -67,12 +67,12 @@ def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def default_of_torch(call: Callable[[], Result]) -> Callable[[], Result]:
-    """Return the call under torch's default for float32 products."""
+    """Return `call` with torch's default for float32 products."""
     return under("highest", call)
 
 
 def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
-    """Return the call under torch's default for float32 products or the process's setting, whichever is faster."""
+    """Return `call` with torch's default for float32 products, or with the process's setting if it is faster."""
     samples = timed({way: way for way in (default_of_torch(call), call)}, rounds=1)
     return min(samples, key=lambda way: samples[way])
 
@@ -81,11 +81,11 @@ PEERS: dict[str, Callable[[Callable[[], object]], Callable[[], object]]] = {
     "default": default_of_torch,
     "best": at_its_best,
 }
-"""How other libraries run, by --peers."""
+"""Functions that apply the setting of --peers to another library's function."""
 
 
 def ratios(slow: Samples, fast: Samples) -> list[float]:
-    """Return slow / fast, round by round."""
+    """Return slow / fast for each round."""
     return [numerator / denominator for numerator, denominator in zip(slow, fast, strict=True)]
 
 

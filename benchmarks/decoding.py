@@ -1,16 +1,16 @@
-"""Tokens per second of decoding, beside the paper's way: no cache, sentences one by one, every map computed.
+"""Tokens per second of decoding, compared with the paper's method: no cache, single sentences, every map computed.
 
-*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). Within the window, from one symbol to a full
-window; beyond it, 500 symbols after one. The paper's way recomputes all logits of the
-visible window for each symbol.
+*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). One case generates 63 symbols after one, which
+fill the window; another generates 500 symbols after one. The paper's method recomputes all logits of the visible window
+for each symbol.
 
 *Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
-length, 20 tokens each. The paper's way encodes a sentence once and recomputes the whole translation for each token; it
-translates a twentieth of the sentences.
+length, 20 tokens each. The paper's method encodes a sentence once, and recomputes the whole translation for each token.
+It translates only a twentieth of the sentences.
 
-`kvt` translates with fast float32 products (kvt/system/hardware.py) and writes characters with torch's default, which
-is better for few rows; the paper's way and other libraries run with torch's default. Weights are random: no speed
-depends on them.
+`kvt` translates with fast float32 products (kvt/system/hardware.py). It generates characters with torch's default,
+which is faster for few rows. The paper's method and other libraries use torch's default. Weights are random, because
+the speed does not depend on them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ class PaperQKV(QKV):
     """`QKV` that always computes its map."""
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().logits(q, k)  # overridden logits leave the fast kernels out
+        return super().logits(q, k)  # a class that overrides `logits` does not use fused kernels
 
 
 class PaperKV(KV):
@@ -70,7 +70,7 @@ def our_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
 
 @torch.no_grad()
 def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
-    """`sample` at temperature 0, recomputing all logits of the visible window for each token."""
+    """Return `tokens` greedy tokens after a prompt, recomputing all logits of the visible window for each token."""
     text = prompt
     for _ in range(tokens):
         text = torch.cat([text, model(text[:, -WINDOW:])[:, -1].argmax(-1, keepdim=True)], dim=1)
@@ -79,7 +79,7 @@ def paper_sample(model: CausalLM, prompt: Tensor, tokens: int) -> Tensor:
 
 @torch.no_grad()
 def paper_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
-    """`greedy`, sentence by sentence, recomputing the whole translation for each token."""
+    """Return greedy translations of single sentences, recomputing the whole translation for each token."""
     translations, device = [], model.generator.weight.device
     for sentence in sources:
         state = model.encode(torch.tensor([sentence], device=device))
@@ -99,7 +99,7 @@ def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
 
 
 class Case(NamedTuple):
-    """The same text in two ways; theirs, the paper's or another library's, may write less of it."""
+    """Two functions that generate a text: `kvt`'s, and one of the paper or a library, which may generate less."""
 
     name: str
     ours: Callable[[], Text]
@@ -122,14 +122,14 @@ def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
 
 
 def compiled(attn: str) -> Iterator[Case]:
-    """Within the window, with a step that torch compiles, once for all numbers of tokens."""
+    """Yield a case within the window, with a step that torch compiles once for all numbers of tokens."""
     ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
     ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
     yield text("batch 1, 63 tokens, compiled", ours, partial(paper_sample, papers), 1, 63)
 
 
 def libraries(attn: str) -> Iterator[Case]:
-    """Within the window, beside other libraries' models of the same size, with qkv and caches of their own."""
+    """Yield cases within the window, with other libraries' models of the same size, with qkv and their own caches."""
     ours = CharacterTask(CHARACTERS, attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
         _, write = make(**SIZE)
@@ -169,9 +169,9 @@ def row(case: Case, repeats: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = flags(__doc__, repeats=3)
     parser.add_argument("--attn", nargs="+", default=[*PAPER], choices=PAPER, help="the attentions to measure")
-    parser.add_argument("--part", nargs="+", default=[*PARTS], choices=PARTS, help="what to write")
-    parser.add_argument("--compiled", action="store_true", help="write characters with a compiled step, too")
-    parser.add_argument("--libraries", action="store_true", help="write characters with other libraries, too")
+    parser.add_argument("--part", nargs="+", default=[*PARTS], choices=PARTS, help="kinds of text to generate")
+    parser.add_argument("--compiled", action="store_true", help="also generate characters with a compiled step")
+    parser.add_argument("--libraries", action="store_true", help="also generate characters with other libraries")
     asked = begin(parser, argv)
     torch.manual_seed(0)
     more = [compiled] * asked.compiled + [libraries] * asked.libraries

@@ -1,11 +1,11 @@
-"""Measure a GPU in one call: is kvt right there, how fast is it, how many runs does it make an hour?
+"""Test and measure kvt on a GPU: correctness, speed of training steps and decoding, and runs per hour.
 
-`--out` holds report.md, a table for each part, the most telling first, which is rewritten with each row; log.txt with
-tracebacks; and a record of Table 2. The same command goes on where it stopped: with the rows that are missing or have
-failed. Each part runs in a process of its own, which is killed when its share of `--minutes` is over: the others have
-theirs, whatever happens to one. The exit code is 0 once everything is there, and right.
+The folder `--out` gets report.md with a table for each part, log.txt with tracebacks, and a record of Table 2. The
+report is rewritten after each row, and the most important parts come first. The same command continues after a stop: it
+measures the rows that are missing or have failed. Each part runs in its own process, which is killed at the end of its
+share of `--minutes`, so that the other parts keep their time. The exit code is 0 once all parts are complete and right.
 
-`--device cpu` rehearses it all at a tiny size. benchmarks/gpu_wheels.sh says how to use a machine without a network.
+`--device cpu` is a rehearsal with tiny sizes. benchmarks/gpu_wheels.sh explains how to use a machine without a network.
 """
 
 import argparse
@@ -44,10 +44,10 @@ PARTS = {
 
 
 def work(part: Part, name: str, setting: Setting, scratch: str, answers: Connection) -> None:
-    """Measure the rows of a part that are not done, and send each; at last send what is wrong with the whole part."""
-    os.setsid()  # so that all processes that it starts can be killed at once
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it would be ignored after `gpu.py &`, by tests, too
-    os.environ["TMPDIR"] = tempfile.tempdir = scratch  # where a compiler that is killed may leave half a file
+    """Measure the rows of a part that are not done, and send each row; then send the part's error, "" for none."""
+    os.setsid()  # a process group, so that all processes of the part can be killed at once
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # after `gpu.py &`, the part and its tests would ignore it
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch  # a compiler that is killed may leave an incomplete file there
     with (setting.out / "log.txt").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -72,12 +72,12 @@ def _measured(case: Case) -> tuple[str, ...]:
 
 
 def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: float) -> None:
-    """Measure what is missing of some parts, until `ends`; each shares the time that is left with the later ones."""
+    """Measure the missing rows of some parts until `ends`; the remaining time is divided among the remaining parts."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["gpu_checks", "gpu_runs", "gpu_steps"])  # imported once, for all parts
     first = context.Process(target=os.getpid)
     first.start()
-    first.join()  # now they are imported, in no part's time
+    first.join()  # the modules are imported now, before the time of the first part begins
     parts, todo = report.parts, [name for name in names if not report.is_complete(name)]
     for place, name in enumerate(todo):
         now, shares = monotonic(), [parts[later].share for later in todo[place:]]
@@ -108,16 +108,16 @@ def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: 
 
 
 def _kill(pid: int | None) -> None:
-    """Kill a process and all that it has started."""
+    """Kill a process and all processes that it has started."""
     assert pid is not None
-    for end in (os.killpg, os.kill):  # the second one before it has a group of its own
+    for end in (os.killpg, os.kill):  # os.kill ends a process that has not called os.setsid yet
         with suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
 
 
 def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9, help="after which it ends (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=9, help="total time in minutes (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("lightning_logs/gpu"), help="folder (default: %(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="default: all")
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -
     if report.machine != here:
         parser.error(f"--out {asked.out}: has numbers of another machine ({report.machine[2:]}): choose another folder")
     paths = [str(CHECKOUT), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    # for the processes of all parts, some of which run in other folders
+    # absolute paths, because processes of some parts run in other folders
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
     measure([name for name in parts if name in asked.parts], report, asked.device, out, ends)
     print(asked.out / "report.md")

@@ -1,4 +1,4 @@
-"""Whether kvt is right on a GPU: its numbers, its exact resuming, its tests."""
+"""Parts of benchmarks/gpu.py that check kvt on a GPU: numbers of attentions, exact resuming, and tests."""
 
 import os
 import re
@@ -34,9 +34,9 @@ PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 KVTS = "as kvt chooses"
 KERNELS = {KVTS: None, "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 KERNELS |= {"cuDNN": "CUDNN_ATTENTION"}
-"""The fused kernels of a GPU, by torch's names; cuDNN's is one that `kvt.system.hardware.tune` leaves out."""
+"""The fused attention kernels of a GPU, by names of torch; `kvt.system.hardware.tune` switches cuDNN's off."""
 ERROR = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Above which a number is wrong."""
+"""The largest relative error that counts as right."""
 ERRORS_OF = ("output", "gradient of the input", "gradients of the weights")
 
 
@@ -44,16 +44,16 @@ def accuracy(setting: Setting) -> Iterator[Case]:
     from tests.helpers.layers import VARIANTS
 
     device, lengths = torch.device(setting.device), (63, 64, 65, 192) if setting.on_gpu else (9,)
-    # first all attentions with the kernel that kvt chooses
+    # the outer loop is over kernels, so that all attentions are first checked with the kernel that kvt chooses
     for kernel, kind, (attn, positions) in product(KERNELS if setting.on_gpu else [KVTS], TYPES, VARIANTS):
-        if kind == "bfloat16" or kernel not in ("flash", "cuDNN"):  # which take no float32
+        if kind == "bfloat16" or kernel not in ("flash", "cuDNN"):  # these kernels have no float32
             yield Case((attn, positions, kind, kernel), partial(errors, attn, positions, device, kind, kernel, lengths))
 
 
 def errors(
     attn: str, positions: str, device: torch.device, kind: str, kernel: str, lengths: Iterable[int]
 ) -> list[str]:
-    """Return the greatest errors of a layer over all masks and lengths that a kernel takes, and whether it is right."""
+    """Return the largest errors of a layer over all masks and lengths that a kernel supports, and the verdict."""
     from tests.helpers.layers import MASKS
 
     found, wrong = [], []
@@ -70,11 +70,11 @@ def errors(
                     raise
                 continue
         found.append([error(one, other) for one, other in zip(ours, exact, strict=True)])
-        if not all(number <= ERROR[kind] for number in found[-1]):  # NaN is wrong, too
+        if not all(number <= ERROR[kind] for number in found[-1]):  # NaN counts as wrong
             wrong.append(f"{mask} {length}")
     if not found:
         return ["", "", "", "takes none of them"]
-    worst = torch.tensor(found).amax(0).tolist()  # NaN if any is
+    worst = torch.tensor(found).amax(0).tolist()  # NaN if any error is NaN
     return [*(f"{number:.1e}" for number in worst), f"{WRONG}{', '.join(wrong)}" if wrong else "right"]
 
 
@@ -97,7 +97,7 @@ def _on(
 
 
 def _passes(layer: torch.nn.Module, x: Tensor, mask: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, the gradient of the input, and those of all weights as one vector."""
+    """Return the output, the gradient of the input, and the gradients of all weights as one vector."""
     from tests.helpers.layers import gradients
 
     weights = [*layer.parameters()]
@@ -113,10 +113,10 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 ACCURACY = Part(
-    """Every attention, forward and backward, against itself in float64 on the processor: the greatest error relative to
-    the greatest number, over all masks and lengths of 63, 64, 65 and 192 tokens; with the kernel that kvt chooses, and
-    with each by name. bfloat16 is autocast, as in training. Maps are far from uniform. Above 1e-4 (float32) or 5e-2
-    (bfloat16) it is wrong.""",
+    """Output and gradients of every attention on the GPU, compared with float64 on the CPU. The error is the largest
+    difference divided by the largest exact number, over all masks and lengths of 63, 64, 65 and 192 tokens. Each
+    attention is checked with the kernel that kvt chooses and with each kernel by name. bfloat16 is autocast, as in
+    training. Attention maps are far from uniform. An error above 1e-4 (float32) or 5e-2 (bfloat16) is wrong.""",
     ("attention", "positions", "type", "kernel", *ERRORS_OF, "verdict"),
     accuracy,
     share=12,
@@ -124,7 +124,7 @@ ACCURACY = Part(
 
 
 class Kill(Callback):
-    """Kills its process after a step."""
+    """A callback that kills its process after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -141,9 +141,9 @@ def resume(setting: Setting) -> Iterator[Case]:
 
 
 def resumed(attn: str, kind: str, deterministic: str, setting: Setting) -> list[str]:
-    """Return whether two whole runs are the same, bit for bit, and whether one that was killed and resumed is, too.
+    """Return whether two uninterrupted runs are equal bit for bit, and whether a killed and resumed run equals them.
 
-    Where they are to be, it is wrong if they are not.
+    The answer "no" counts as wrong if `deterministic` is "yes".
     """
     sizes = {"train_size": 3200, "val_size": 100, "test_size": 100, "length": 16, "val_check_interval": 0.25}
     config = RunConfig.from_name("reverse").changed(attn=attn, batch_size=64, max_epochs=2, **sizes)
@@ -152,7 +152,7 @@ def resumed(attn: str, kind: str, deterministic: str, setting: Setting) -> list[
     config = config.merged({"trainer": trainer})
     with TemporaryDirectory() as folder:
         whole, again, killed = (Path(folder) / name for name in ("whole", "again", "killed"))
-        runs = [(whole, ()), (again, ()), (killed, [Kill(71)])]  # of 100 steps, the last checkpoint is after 62
+        runs = [(whole, ()), (again, ()), (killed, [Kill(71)])]  # the last checkpoint before step 71 is at 62 of 100
         begun = [_begin(config, run, callbacks=callbacks) for run, callbacks in runs]
         for process, code in zip(begun, (0, 0, -SIGKILL), strict=True):
             _await(process, code)
@@ -162,7 +162,7 @@ def resumed(attn: str, kind: str, deterministic: str, setting: Setting) -> list[
 
 
 def _begin(config: RunConfig, folder: Path, **settings: Any) -> BaseProcess:
-    """Call `train` in a process of its own, which has everything imported."""
+    """Call `train` in a new process that has all modules imported."""
     process = context_of_workers().Process(target=_train, args=(config, folder), kwargs=settings)
     process.start()
     return process
@@ -190,18 +190,18 @@ def _same(run: Path, whole: Path) -> str:
 
 
 RESUME = Part(
-    """Lists, with dropout: are results, curves, weights and moments the same, bit for bit, in two whole runs, and in
-    one that is killed amid an epoch and resumed? With `--deterministic true` they must be; without it a GPU promises
-    nothing.""",
+    """Lists of digits, with dropout: whether results, curves, weights and moments are equal bit for bit in two
+    uninterrupted runs, and in a run that is killed within an epoch and resumed. With `--deterministic true` they must
+    be equal. Without the flag, a GPU does not guarantee it.""",
     ("attention", "type", "deterministic", "two whole runs", "killed and resumed"),
     resume,
     share=8,
 )
 
 FOLDERS = ("data", "tasks")
-"""Of the tests: those with tests that need a GPU."""
+"""The folders of tests/ with tests that need a GPU."""
 PATIENCE = 15
-"""Seconds in which interrupted tests must end."""
+"""Seconds that interrupted tests get to end."""
 
 
 def tests(setting: Setting) -> Iterator[Case]:
@@ -210,7 +210,7 @@ def tests(setting: Setting) -> Iterator[Case]:
 
 
 def passed(folder: str, setting: Setting) -> list[str]:
-    """Run the tests of a folder that need a GPU; return the summary. If time is up, it is of those that have run."""
+    """Run the tests of a folder that need a GPU; return pytest's summary of the tests that ran in time."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-p", "no:cacheprovider", "-p", "no:warnings"]
     command.append(f"tests/{folder}")
     with TemporaryFile("w+", errors="replace") as file:
@@ -239,7 +239,7 @@ def end_by(process: "subprocess.Popen[Any]", ends: float) -> bool:
 
 
 TESTS = Part(
-    """The tests that need a GPU, folder by folder; log.txt says what failed.""",
+    """The tests that need a GPU, for each folder; log.txt has the failures.""",
     ("tests", "summary"),
     tests,
     share=4,

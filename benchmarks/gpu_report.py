@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py is made of: parts, each a table whose rows are measured one by one; and their report."""
+"""The parts of benchmarks/gpu.py and their report; a part is a table whose rows are measured one after the other."""
 
 import sys
 import traceback
@@ -15,15 +15,15 @@ sys.path.insert(0, str(CHECKOUT))  # some parts call functions of the tests, whi
 
 Row = tuple[str, ...]
 Rows = Mapping[str, Sequence[Row]]
-"""By part."""
+"""Rows by part."""
 FAILED, SO_FAR, WRONG = "failed: ", "so far: ", "WRONG: "
-"""How a cell begins whose row the next call measures again."""
+"""Beginnings of a cell; the next call of benchmarks/gpu.py measures a row with such a cell again."""
 
 
 class Setting(NamedTuple):
-    """What a part is told: the device, a folder for files, when it is stopped (`time.monotonic`), and all rows so far.
+    """Arguments of a part: device, folder for files, time of its end (`time.monotonic`), and all rows so far.
 
-    On a CPU everything is tiny, a rehearsal.
+    On a CPU, all sizes are tiny: a rehearsal.
     """
 
     device: str
@@ -37,16 +37,16 @@ class Setting(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row: the cells that name it, and a call that measures the others."""
+    """A row: the cells that name it, and a function that measures the other cells."""
 
     key: Row
     measure: Callable[[], Sequence[str]]
 
 
 class Part(NamedTuple):
-    """A table: what it says, its columns, its rows, and its share of the time, relative to that of the other parts.
+    """A table of the report: description, columns, rows, and share of the time relative to the other parts.
 
-    A share is about a sixtieth of the nine minutes that all parts took together on an H200, or are to take.
+    A share of 1 is about a sixtieth of nine minutes, in which all parts end on an H200.
     """
 
     about: str
@@ -60,15 +60,15 @@ def is_done(row: Row) -> bool:
 
 
 def failure(error: Exception) -> str:
-    """Print a traceback; return its last line, fit for a cell."""
+    """Print an error's traceback; return its last line as the text of a cell."""
     traceback.print_exception(error)
     return FAILED + traceback.format_exception_only(error)[-1].strip().splitlines()[0].replace("|", "/")
 
 
 class Report:
-    """report.md: a line about the machine, then a section for each part. It is rewritten with every row.
+    """The file report.md: a line about the machine, then a section for each part. It is rewritten after every row.
 
-    A row stays until it is measured again. To have one measured again, delete it, and the line "complete" of its part.
+    To measure a row again, delete the row, and the line "complete" of its part.
     """
 
     def __init__(self, path: Path, machine: str, parts: Mapping[str, Part]) -> None:
@@ -87,12 +87,12 @@ class Report:
         return self.status.get(part, "").startswith("complete")
 
     def add(self, part: str, case: Row, cells: Row) -> None:
-        """Add a row, or replace it."""
+        """Add a row, or replace the row with the same key."""
         others = [row for row in self.rows.get(part, ()) if row[: len(case)] != case]
         self.rows[part] = [*others, (*case, *cells)]
 
     def end(self, part: str, problem: str) -> None:
-        """Say how a part has ended: with a problem, or else, if all rows are done, as complete."""
+        """Set the status of a part: its problem, or "complete" if there is none and all rows are done."""
         undone = sum(not is_done(row) for row in self.rows.get(part, ()))
         problem = problem or (f"{undone} of its rows failed or are wrong" if undone else "")
         self.status[part] = f"not complete: {problem}; the same command goes on" if problem else "complete"

@@ -1,4 +1,4 @@
-"""How many runs a GPU makes an hour, how fast it writes text, and the paper's Table 2 as far as time goes."""
+"""Parts of benchmarks/gpu.py: runs per hour, speed of text generation, and runs of the paper's Table 2."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ from kvt.study.workers import LocalWorkers, context_of_workers
 from kvt.system.errors import UserError
 
 CELL = {"dim": 64, "depth": 2, "length": 64}
-"""Of Table 2's cells, one of medium size."""
+"""Settings of a cell of medium size in Table 2."""
 
 
 def processes(setting: Setting) -> Iterator[Case]:
@@ -37,11 +37,11 @@ def processes(setting: Setting) -> Iterator[Case]:
 
 
 def runs_an_hour(runs: Sequence[Run]) -> list[str]:
-    """Make runs at the same time, each in a process; return how long they take together, and how many make an hour."""
+    """Train runs at the same time, each in a process; return the seconds until all have ended, and runs per hour."""
     with TemporaryDirectory() as folder, closing(LocalWorkers(len(runs))) as engine:
         process = context_of_workers().Process(target=os.getpid)
         process.start()
-        process.join()  # from then on processes start at once
+        process.join()  # modules are imported now, so further processes start at once
         begun = perf_counter()
         for _, outcome in execute_runs(runs, Path(folder), "data", engine):
             if outcome.state != State.FINISHED:
@@ -51,8 +51,8 @@ def runs_an_hour(runs: Sequence[Run]) -> list[str]:
 
 
 PROCESSES = Part(
-    """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits), so many at once on one GPU, each in a process,
-    started together: until the last has ended.""",
+    """Whole runs of Table 2 (dim 64, depth 2, lists of 64 digits) that start together on one GPU, each in its own
+    process. The time is until the last run has ended.""",
     ("processes", "seconds", "runs an hour"),
     processes,
     share=14,
@@ -70,8 +70,8 @@ def texts(setting: Setting) -> Iterator[Case]:
 
 
 DECODING = Part(
-    """Tokens per second of writing text, as benchmarks/decoding.py describes it; one round. Theirs is the paper's
-    form.""",
+    """Tokens per second of text generation, in one round; benchmarks/decoding.py describes the cases. "Theirs" is the
+    paper's method.""",
     ("text", "attention", "how", "kvt, tokens/s", "theirs, tokens/s", "times as fast"),
     texts,
     share=8,
@@ -79,7 +79,7 @@ DECODING = Part(
 
 RUNS = CHECKOUT / "lightning_logs" / "gpu-runs"
 PATIENCE = 15
-"""Seconds in which an interrupted study must end and its runs be recorded."""
+"""Seconds that an interrupted study gets to end and to record its runs."""
 
 
 def scale_of(setting: Setting) -> str:
@@ -91,7 +91,10 @@ def table2(setting: Setting) -> Iterator[Case]:
 
 
 def recorded(setting: Setting) -> list[str]:
-    """Make runs of Table 2 until time is up, by as many processes as made most an hour; record them each minute."""
+    """Train runs of Table 2 until the time is up, and record them each minute.
+
+    The number of processes is that with the most runs per hour in the part "processes".
+    """
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report
     measured = [row for row in setting.rows.get("processes", ()) if row[-1].isdecimal()]
@@ -111,16 +114,16 @@ def recorded(setting: Setting) -> list[str]:
 
 
 def _record(grid: Grid, record: Path) -> str:
-    """Record the runs that have ended; return how many of the grid are recorded."""
+    """Record the runs that have ended; return the number of recorded runs, such as "12 of 540 runs"."""
     try:
         line = widen_record(grid, record, [RUNS])
-    except UserError:  # none has ended here
+    except UserError:  # no run has ended
         line = widen_record(grid, record, [])
     return line.partition(": ")[2].partition(", ")[0]
 
 
 TABLE2 = Part(
-    """The paper's grid of Table 2, as a record beside this report; the same command goes on with it.""",
+    """Runs of the paper's grid of Table 2, in a record beside this report; the same command continues it.""",
     ("scale", "recorded", "processes"),
     table2,
     share=5,

@@ -1,13 +1,13 @@
-"""Training steps on a GPU: their time, kernel launches, and waits of the CPU for the GPU.
+"""Parts of benchmarks/gpu.py: time, kernel launches, and waits of the CPU for the GPU of training steps.
 
-A step is a batch from the loader, augmentation, forward, backward, Adam and running means: what `kvt fit` does, except
-for the Trainer, clipping and schedule. Each task is measured in float32 and bfloat16, and two compiled, too. The tables
-have:
+A step is a batch from the loader, augmentation, forward, backward, Adam and running means. Compared with `kvt fit`, the
+Trainer, gradient clipping and the schedule are left out. Each task is measured in float32 and bfloat16, and two tasks
+also compiled. The tables have:
 
-* images or tokens per second; *peak*: FLOPs of the matrix products of a step, as a share of what one large product of
-  the same type reaches on this GPU;
-* kernels launched per step, and waits of the CPU for the GPU (synchronisations, and copies between them);
-* the most memory held.
+* images or tokens per second;
+* *peak*: FLOP/s of the matrix products of a step, divided by the FLOP/s of one large product of the same type;
+* kernels launched per step, and waits of the CPU for the GPU (synchronisations and copies);
+* peak memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,15 +35,15 @@ IMAGES = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"
 SYMBOLS = [*SPECIALS, *(f"word{number}" for number in range(8000))]
 SENTENCES = {"source": "de", "target": "en", "source_vocab": SYMBOLS, "target_vocab": SYMBOLS, "detok_rules": []}
 PROFILED = 5
-"""Steps."""
+"""Number of profiled steps."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy HtoD", "Memcpy DtoH")
-"""Names in the profiler."""
+"""The profiler's names of events in which the CPU waits for the GPU."""
 OF_ATTENTION = ("flash", "fmha", "cudnn", "efficient", "scaled_dot_product", "softmax")
-"""Parts of kernel names."""
+"""Parts of the names of attention kernels."""
 
 
 class Training(NamedTuple):
-    """A task, its batches, and what its data module does to a batch on the device."""
+    """A task, its batches, and the function that its data module applies to a batch on the device."""
 
     task: Task
     loader: Batches
@@ -82,11 +82,11 @@ TASKS: dict[str, tuple[Callable[[str, int, torch.device], Training], int]] = {
     "characters": (characters, 64),
     "translation": (translation, 50),
 }
-"""With the paper's batch sizes."""
+"""Functions that build a case, and the paper's batch size, by task."""
 
 
 def training_step(case: Training, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """Return a call that takes the next training step."""
+    """Return a function that does the next training step."""
     task = case.task.to(device).train()
     optimizer = make_optimizer(task)
     epochs: Iterator[Batches] = cycle([case.loader])
@@ -104,7 +104,7 @@ def training_step(case: Training, device: torch.device, dtype: torch.dtype) -> C
 
 
 def seconds_of(call: Callable[[], object], repeats: int) -> float:
-    """Return the median time of a call."""
+    """Return the median seconds of a call."""
     return median(timed({"": call}, repeats)[""])
 
 
@@ -117,10 +117,10 @@ def peak_flops(device: torch.device, dtype: torch.dtype, repeats: int) -> tuple[
 
 
 def events(step: Callable[[], None], device: torch.device, steps: int = PROFILED) -> tuple[dict[str, float], float]:
-    """Return the launches per step of each kernel, and the waits per step."""
+    """Return the launches per step by kernel, and the waits of the CPU for the GPU per step."""
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=kinds, acc_events=True) as profiler:  # or torch 2.11 warns
+    with profile(activities=kinds, acc_events=True) as profiler:  # without acc_events, torch 2.11 warns
         for _ in range(steps):
             step()
     kernels: dict[str, float] = {}
@@ -150,10 +150,10 @@ def measure(
     step = training_step(case, device, dtype)
     flops = count_flops(step)
     if compiled == "yes":
-        torch.compiler.reset()  # it compiles a class for a few models only, and leaves later ones as they are
+        torch.compiler.reset()  # otherwise torch stops compiling a class after a few models
         compile_model(case.task, device)
         for _ in range(PROFILED):
-            step()  # compiles
+            step()  # compiles the model
     seconds = seconds_of(step, repeats)
     kernels, waits = events(step, device)
     predictions = int(case.task.num_predictions(next(iter(case.loader))))
@@ -168,7 +168,7 @@ def training_steps(setting: Setting) -> Iterator[Case]:
     device, repeats, shrink = torch.device(setting.device), *((7, 1) if setting.on_gpu else (1, 16))
     attentions = ("qkv", "kv", "kv+pos") if setting.on_gpu else ("kv+pos",)
     for task, compiled, kind, attn in product(TASKS, ("no", "yes"), TYPES, attentions):
-        # to compile one takes half a minute, and batches of many lengths do not suit
+        # compiling takes half a minute for each model, and does not suit batches of many lengths
         worth = setting.on_gpu and task in ("CIFAR", "lists") and (attn, kind) == ("kv+pos", "bfloat16")
         if compiled == "no" or worth:
             make, batch = TASKS[task]
@@ -178,9 +178,9 @@ def training_steps(setting: Setting) -> Iterator[Case]:
 
 
 STEPS = Part(
-    """Training steps: a batch from the loader, augmentation, forward, backward, Adam, running means. *peak*: FLOPs of
-    the matrix products, as a share of the part "peak"; *kernels* and *waits* (of the CPU for the GPU) per step; the
-    most memory held.""",
+    """Training steps: a batch from the loader, augmentation, forward, backward, Adam, running means. *peak*: FLOP/s of
+    the matrix products, divided by those of the part "peak". *kernels* and *waits* (of the CPU for the GPU) are per
+    step. *MiB* is the peak memory.""",
     ("task", "attention", "type", "compiled", "ms", "a second", "peak", "kernels", "waits", "MiB"),
     training_steps,
     share=12,

@@ -1,11 +1,12 @@
-"""The cost of the last layer and the loss of large vocabularies, and of a training step of a language model.
+"""The cost of the last layer and the loss for large vocabularies, and of a training step of a language model.
 
-*translation*: 50 sentences of 13 tokens, width 128, 19,000 words, label smoothing; *language*: 4,096 tokens, width 128,
-50,257 classes; both forward and backward. *dense*: log-softmax of all logits, for translation with an equally large
-tensor of smoothed targets and torch's `KLDivLoss`; *torch*: `F.linear_cross_entropy` in chunks, of torch 2.14 or later.
-*step*: a training step of `language_model --size tiny --attn qkv` with 50,257 tokens, a batch of 16 × 256 and Adam,
-beside GPT-2 of transformers with the same sizes and dropout, if that is installed. Time is that of the processor, user
-and system, of all threads. Memory is the most that a call holds at once beyond what was allocated before.
+*translation* has 50 sentences of 13 tokens, width 128, 19,000 words and label smoothing. *language* has 4,096 tokens,
+width 128 and 50,257 classes. Both measure forward and backward. *dense* computes the log-softmax of all logits; for
+translation it also makes an equally large tensor of smoothed targets and calls torch's `KLDivLoss`. *torch* is
+`F.linear_cross_entropy` in chunks, of torch 2.14 or later. *step* is a training step of `language_model --size tiny
+--attn qkv` with 50,257 tokens, a batch of 16 × 256 and Adam, beside GPT-2 of transformers with the same sizes and
+dropout, if transformers is installed. Time is CPU time, user and system, of all threads. Memory is the peak of a call,
+without weights and input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def ours(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """The loss of `LanguageTask`."""
+    """Return the loss of `LanguageTask`."""
     return cross_entropy(Predictions(hidden, target, head)).loss
 
 
@@ -52,12 +53,12 @@ def torchs(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
 
 
 def ours_smoothed(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """The loss of `TranslationTask`."""
+    """Return the loss of `TranslationTask`."""
     return cross_entropy(Predictions(hidden, target, head, PAD), SMOOTHING).loss
 
 
 def dense_smoothed(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """Borji 2023, §3.5: targets 1 − ε for the truth, ε / (V − 2) for all others but padding."""
+    """Return the loss of Borji 2023, §3.5: targets are 1 − ε for the true word, ε / (V − 2) for others but padding."""
     log_probability = F.log_softmax(head(hidden), dim=-1)
     symbols = log_probability.shape[-1]
     smoothed = torch.full_like(log_probability, SMOOTHING / (symbols - 2))
@@ -124,7 +125,7 @@ def steps() -> Calls:
 
 
 def table(name: str, calls: Calls, rounds: int) -> Iterator[list[str]]:
-    """Yield a row for each call: milliseconds of the processor, and the greatest memory, beside those of kvt's."""
+    """Yield a row for each call: CPU milliseconds and peak memory, with ratios to kvt."""
     peak: dict[str, int] = {}
     samples: dict[str, list[float]] = {which: [] for which in calls}
     for which, call in calls.items():

@@ -1,8 +1,8 @@
 """The overhead of a step of `kvt fit`: the Trainer, hooks, metrics, loader, callbacks and logger.
 
-The same model, data, optimiser, schedule and clipping run in a bare loop and in the Trainer as the command line sets it
-up, step by step in turns. A sample is the mean of twenty steps, one of which is logged. The table has medians and
-quartiles; `kvt fit --config reverse --profiler simple` says where the time goes.
+The same model, data, optimiser, schedule and clipping run in a bare loop and in the Trainer of the command line, in
+alternating steps. A sample is the mean of twenty steps, one of which is logged. The table has medians and quartiles.
+`kvt fit --config reverse --profiler simple` shows the time of each hook.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from kvt.tasks.schedules import cosine_warmup
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
-"""Steps per sample, and between logged steps of the Trainer."""
+"""Number of steps per sample, and of steps between two logged steps of the Trainer."""
 
 
 class Rival(L.Callback):
-    """Takes a step of the bare loop before each of the Trainer's, and times both."""
+    """A callback that does a step of the bare loop before each step of the Trainer, and times both."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self.steps = steps
@@ -77,7 +77,7 @@ def fit(settings: Mapping[str, int], callback: L.Callback) -> None:
 
 
 def samples(seconds: Sequence[float]) -> list[float]:
-    """Return the means of twenty steps each, without the first twenty, which include warm-up.
+    """Return the means over blocks of twenty steps, without the first block, which includes warm-up.
 
     >>> samples([9.0] * 20 + [1.0] * 10 + [3.0] * 10 + [5.0])
     [2.0]

@@ -1,8 +1,8 @@
-"""The paper's models (Borji 2023), written as the paper describes them: the baseline of comparisons.
+"""The paper's models (Borji 2023), written by the formulas of the paper: the baseline of the benchmarks.
 
-Nothing here is optimised, and nothing from `kvt` that may become faster is used: every attention map is computed, for
-`kv+pos` with its tensor of m channels; symbols enter as one-hot vectors; examples are fetched one by one and collated.
-Parameters are named as in `kvt.models`, so that either can load the other's weights.
+The models are not optimised, and use no code of `kvt` that may become faster. Every attention map is computed, for
+`kv+pos` with a tensor of m channels. Symbols enter as one-hot vectors. Examples are fetched one by one and collated.
+Parameters have the names of `kvt.models`, so that these models and kvt's can load each other's weights.
 """
 
 from collections import OrderedDict
@@ -22,10 +22,10 @@ class PaperQKV(nn.Module):
     Args:
         dim: model width.
         heads: number of heads.
-        scale: α.
-        bias: whether query, key and value have one.
-        max_len: the longest sequence.
-        pos_dim: m, channels of the positional encoding of the map.
+        scale: factor α of the scores.
+        bias: whether the projections of query, key and value have biases.
+        max_len: length of the longest sequence.
+        pos_dim: channels m of the positional encoding of the attention map.
     """
 
     roles = "qkv"
@@ -37,11 +37,11 @@ class PaperQKV(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def project(self, role: str, x: Tensor) -> Tensor:
-        """(B, N, dim) → (B, heads, N, head_dim)."""
+        """Return the projection for a role, "q", "k" or "v": (B, N, dim) → (B, heads, N, head_dim)."""
         return self.projection[role](x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def logits(self, x: Tensor) -> Tensor:
-        """α Q Kᵀ, (B, heads, N, N)."""
+        """Return α Q Kᵀ, (B, heads, N, N)."""
         return self.project("q", x) @ self.project("k", x).transpose(-2, -1) * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class PaperKV(PaperQKV):
     roles = "kv"
 
     def logits(self, x: Tensor) -> Tensor:
-        """α K Kᵀ, (B, heads, N, N)."""
+        """Return α K Kᵀ, (B, heads, N, N)."""
         k = self.project("k", x)
         return k @ k.transpose(-2, -1) * self.scale
 
@@ -109,7 +109,7 @@ def encoder(
     activation: type[nn.Module],
     dropout: float,
 ) -> nn.Sequential:
-    """A stack of blocks: attention, then dim → hidden → activation → Drop → dim."""
+    """Return a stack of blocks: attention, then a feed-forward network dim → hidden → activation → Drop → dim."""
 
     def block() -> nn.Sequential:
         feed_forward = nn.Sequential(nn.Linear(dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, dim))

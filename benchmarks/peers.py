@@ -1,4 +1,4 @@
-"""Other libraries' encoders and language models, as similar to `kvt`'s with `qkv` as their settings allow."""
+"""Encoders and language models of other libraries, as similar to `kvt`'s models with `qkv` as possible."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 Write = Callable[[Tensor, int], Tensor]
-"""Continues prompts (B, N) by so many of the likeliest tokens, with a cache: returns those, (B, tokens)."""
+"""A function that continues prompts, (B, N), greedily with a cache, and returns the new tokens, (B, tokens)."""
 
 
 class TorchAttention(nn.MultiheadAttention):
@@ -23,7 +23,7 @@ class TorchAttention(nn.MultiheadAttention):
 def torch_encoder(
     dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
 ) -> nn.Module:
-    """`torch.nn.TransformerEncoder`: the same formula, with biases everywhere."""
+    """Return a `torch.nn.TransformerEncoder`: the same formula, with biases in all layers."""
     layer = nn.TransformerEncoderLayer(
         dim, heads, hidden, dropout, activation=activation(), batch_first=True, norm_first=norm_first
     )
@@ -34,7 +34,7 @@ def torch_encoder(
 def x_transformers_encoder(
     dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
 ) -> nn.Module:
-    """`x_transformers.Encoder`: the same formula without biases in attention and norms, through the fused kernel."""
+    """Return an `x_transformers.Encoder`: the same formula without biases in attention and norms, fused kernels."""
     from x_transformers import Encoder
 
     settings: dict[str, Any] = {
@@ -52,8 +52,10 @@ def x_transformers_encoder(
 
 
 def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int, depth: int, heads: int) -> nn.Module:
-    """`vit_pytorch.ViT`: the paper's, except for norms around the patch embedding and after the last block,
-    α = 1/√(dim / heads), and a head of one layer.
+    """Return a `vit_pytorch.ViT`.
+
+    It differs from the paper's ViT by norms around the patch embedding and after the last block, by
+    α = 1/√(dim / heads), and by a head of one layer.
     """
     from vit_pytorch import ViT
 
@@ -71,7 +73,7 @@ def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int,
 
 
 def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
-    """`transformers.GPT2LMHeadModel`: `CausalLM` with biases in attention and none in the head."""
+    """Return a `transformers.GPT2LMHeadModel`, like `CausalLM` with biases in attention and none in the head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings: dict[str, Any] = {
@@ -90,7 +92,7 @@ def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tupl
 
 
 def x_transformers_writer(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
-    """`x_transformers.AutoregressiveWrapper`: `CausalLM` without biases in attention, norms and the head."""
+    """Return a model of x-transformers, like `CausalLM` without biases in attention, norms and the head."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     decoder = Decoder(

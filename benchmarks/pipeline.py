@@ -1,7 +1,7 @@
-"""Images per second, augmented and normalised as CIFAR's for training: whole batches against image by image.
+"""Images per second of CIFAR's augmentation and normalisation, for whole batches (kvt) and single images (torchvision).
 
-*kvt* crops, resizes and mirrors each batch of 128 at once, in the training process. *torchvision* does it with PIL
-images in a `DataLoader`, in that process or in persistent workers. A sample is an epoch.
+*kvt* crops, resizes and mirrors each batch of 128 images at once, in the training process. *torchvision* transforms
+single PIL images in a `DataLoader`, in the training process or in persistent workers. A sample is an epoch.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class AugmentedImages(TensorDataset):
-    """uint8 (N, 3, H, W) and labels, served as torchvision's data sets do: one PIL image at a time."""
+    """A data set of uint8 images (N, 3, H, W) and labels that transforms single PIL images, as in torchvision."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         super().__init__(images, labels)

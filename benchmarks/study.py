@@ -1,10 +1,11 @@
-"""Studies at scale: the time to plan and to report many runs, and what a run asks of a shared folder.
+"""Studies at scale: the time to plan and to report many runs, and the file operations of a run in a shared folder.
 
-`python benchmarks/study.py report --runs 100000` makes one small run, writes its result for every run of a grid, and
-plans, reads and reports that: processor seconds, to which other programs add little, and the most memory.
+`python benchmarks/study.py report --runs 100000` trains one small run, and writes its result for every run of a grid.
+Then it plans, reads and reports the grid, and prints CPU seconds and peak memory. CPU seconds depend little on other
+programs.
 
-`python benchmarks/study.py operations` counts them in two real runs: files opened, renamed and removed, folders made
-and listed.
+`python benchmarks/study.py operations` counts file operations in two real runs: files opened, renamed and removed,
+folders created and listed.
 """
 
 import argparse
@@ -49,11 +50,11 @@ SMALL: dict[str, Any] = {
 }
 SMALL |= {"max_epochs": 2, "log_every_n_steps": 3, "accelerator": "cpu"}
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "os.chmod", "os.utime"}
-"""Python's audit events that ask something of a file system."""
+"""Python's audit events for operations of a file system."""
 
 
 def many_runs(folder: Path, number: int, **axes: Any) -> Sequence[Run]:
-    """Return about so many runs, of as many learning rates."""
+    """Return about `number` runs of a grid of learning rates."""
     rates = [float(f"{1e-5 * 1.001**n:.6g}") for n in range(ceil(number / len(ATTENTIONS) / len(TASKS) / len(SEEDS)))]
     content = {"tasks": TASKS, "axes": {"attn": ATTENTIONS, **SMALL, "lr": rates, **axes}, "seeds": SEEDS}
     (folder / "many.yaml").write_text(yaml.safe_dump(content))
@@ -61,7 +62,7 @@ def many_runs(folder: Path, number: int, **axes: Any) -> Sequence[Run]:
 
 
 def make_one(folder: Path, **axes: Any) -> Path:
-    """Make a small run and return its folder."""
+    """Train a small run and return its folder."""
     run = many_runs(folder, 1, **axes)[0]
     made = run.folder(folder / "one")
     if (outcome := execute(Job(run.config, made, str(folder / "data")))).state != State.FINISHED:
@@ -73,7 +74,7 @@ def make_one(folder: Path, **axes: Any) -> Path:
 
 
 def copy_result(of: Path, runs: Sequence[Run], root: Path) -> None:
-    """Write the result of one run for others, each with its own configuration and random numbers."""
+    """Write the result of one run into the folders of others, with their configurations and random metrics."""
     result, history, rng = read_json(of / RESULT) or {}, (of / HISTORY).read_bytes(), random.Random(0)
     stored = result["config"]
     for run in runs:
@@ -93,7 +94,7 @@ def measured(name: str, rows: list[list[str]], call: Callable[[], Value]) -> Val
 
 
 def report(asked: argparse.Namespace) -> None:
-    gc.freeze()  # what is imported is no garbage, as in `kvt study`
+    gc.freeze()  # imported objects are not garbage; `kvt study` does the same
     collect_garbage_seldom()
     with TemporaryDirectory() as name:
         folder, rows = Path(name), list[list[str]]()
@@ -108,18 +109,18 @@ def report(asked: argparse.Namespace) -> None:
         print("", markdown_table([["", "processor seconds", "most memory so far, GB"], *rows]), sep="\n")
 
 
-# ---- What a run asks ------------------------------------------------------------------------------------
+# ---- File operations of a run -----------------------------------------------------------------------------
 
 
 class Operations(NamedTuple):
-    """What a run asks of the shared folder: from start to end, and besides at each checkpoint."""
+    """Numbers of file operations in the shared folder: of a run without checkpoints, and of each checkpoint."""
 
     run: float
     checkpoint: float
 
 
 def count_operations() -> Operations:
-    """Count the operations in the folder of a study of two real runs, with two checkpoints and with eight."""
+    """Return the file operations of real runs, counted in a run with two checkpoints and in one with eight."""
     counts = []
     with TemporaryDirectory() as name:
         for checkpoints in (2, 8):
@@ -132,7 +133,10 @@ def count_operations() -> Operations:
 
 @contextmanager
 def counted(folder: Path) -> Iterator[Counter[str]]:
-    """Count the audit events that concern files in a folder; Python keeps the hook, which then does nothing."""
+    """Context manager: count audit events of files in a folder.
+
+    Python cannot remove an audit hook, so it does nothing afterwards.
+    """
     found, active, within = Counter[str](), [True], str(folder)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

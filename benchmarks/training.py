@@ -1,11 +1,14 @@
-"""Training steps of whole models: `kvt`'s, the paper's formulas, and other libraries'.
+"""The time of training steps of whole models: `kvt`'s models, the paper's formulas, and models of other libraries.
 
-lists: symbols to label, 128 lists per step; a step fetches its batch. images: CIFAR's ViT, 128 images per step, already
-loaded (see pipeline.py), in float32 and, unless the processor emulates it, under bf16 autocast. A step is zero_grad,
-forward, loss, backward, Adam (fused, except for the paper's) and a schedule. *torch* and *x-transformers* are their
-encoders between `kvt`'s embedding and head, with `kvt`'s data, loss and optimiser; *vit-pytorch* is its ViT. These
-three have a query: compare them with qkv for the effect of `kvt`'s code, and with kv for the effect of leaving the
-query out, too. The columns of the others give their time relative to `kvt`'s; *paper* is of the same attention.
+* lists: 128 lists of symbols per step; a step also fetches its batch.
+* images: CIFAR's ViT, 128 images per step, which are already loaded (see pipeline.py). The ViT runs in float32, and
+  under bf16 autocast unless the CPU emulates bfloat16.
+
+A step is zero_grad, forward, loss, backward, Adam (fused, except in the paper's models) and a schedule. The columns
+*torch* and *x-transformers* have the encoders of these libraries between `kvt`'s embedding and head, with `kvt`'s data,
+loss and optimiser. *vit-pytorch* is the ViT of that library. These three have a query. Compare them with qkv for the
+effect of `kvt`'s code, and with kv for the combined effect of the code and the missing query. Their columns give their
+time divided by `kvt`'s; *paper* has the same attention as the line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +44,7 @@ Precision = Callable[[], AbstractContextManager[object]]
 
 
 class Lists(NamedTuple):
-    """A model of lists of `length` symbols."""
+    """The size of a model of lists of `length` symbols."""
 
     dim: int
     depth: int
@@ -50,7 +53,7 @@ class Lists(NamedTuple):
 
 
 class Images(NamedTuple):
-    """A ViT for square images of three channels and ten classes."""
+    """The size of a ViT for square images of three channels and ten classes."""
 
     dim: int
     depth: int
@@ -128,7 +131,7 @@ def paper_images(attn: str, size: Images) -> nn.Module:
 
 
 def other_lists(size: Lists) -> dict[str, nn.Module]:
-    """Return the models of other libraries by name: `kvt`'s model with their encoder."""
+    """Return `kvt`'s model with the encoder of each other library, by library."""
     like: dict[str, Any] = {"hidden": 2 * size.dim, "activation": nn.ReLU, "dropout": DROPOUT, "norm_first": False}
     made = {name: our_lists("qkv", size) for name in ENCODERS}
     for name, model in made.items():
@@ -137,7 +140,10 @@ def other_lists(size: Lists) -> dict[str, nn.Module]:
 
 
 def other_images(size: Images) -> dict[str, nn.Module]:
-    """As `other_lists`, but in the paper's model, since `kvt`'s needs its own blocks; and the ViT of vit-pytorch."""
+    """Return the paper's ViT with the encoder of each other library, and the ViT of vit-pytorch, by library.
+
+    `kvt`'s ViT cannot take another encoder, because it needs its own blocks.
+    """
     like: dict[str, Any] = {"hidden": size.dim, "activation": nn.GELU, "dropout": 0.0, "norm_first": True}
     made = {name: paper_images("qkv", size) for name in ENCODERS}
     for name, model in made.items():
@@ -184,7 +190,7 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
 
 
 def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
-    """Print a table: one line per attention, one column per peer."""
+    """Print a table with a line for each attention and a column for each library."""
     peers = [peer for peer in (*ENCODERS, "vit-pytorch") if peer in others]
     rows = []
     for attn in ATTENTIONS:
@@ -204,7 +210,7 @@ MODELS: dict[str, Callable[[str, int, Peer], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     add_peers(parser := flags(__doc__, repeats=5))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="what to train")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="models to train")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = begin(parser, argv)
     for name in asked.models:

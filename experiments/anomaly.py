@@ -1,4 +1,4 @@
-"""Find the image of another class in a set with a transformer of any attention."""
+"""Find the image of another class in a set of images, with a transformer of any attention."""
 
 from kvt.cli.experiment import experiment
 

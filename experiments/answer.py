@@ -1,10 +1,10 @@
-"""Draws docs/answer.svg, the answer in one picture: the error of each attention beside QKV's, task by task.
+"""Draws docs/answer.svg: the error of each attention divided by the error of QKV, for each task.
 
     python experiments/answer.py
 
-The axis is a ratio of errors (1 − accuracy, of translation 100 − BLEU), so that tasks of any difficulty have one scale.
-A dot is a pair of runs with the same settings and seed; a bar is the geometric mean with its 95 % interval, as in the
-reports: not corrected for their number, so that one in twenty misses.
+The error is 1 − accuracy, or 100 − BLEU for translation. A ratio puts tasks of different difficulty on one scale. A dot
+is a pair of runs with the same settings and seed. A bar is the geometric mean with its 95 % interval, as in the
+reports. The intervals are not corrected for their number, so one in twenty may miss the true value.
 """
 
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from kvt.tasks.metrics import Metric
 
 WITHOUT_SELF = "kv, attend_self False"
 ATTENTIONS = ("kv", WITHOUT_SELF, "kv+pos")
-COLOUR = "#CC79A7"  # of KV without self, which has KV's colour in reports
-LEAST = 0.01  # an error below it counts as it: a point from the best possible is at the ceiling
+COLOUR = "#CC79A7"  # colour of KV without self, which shares KV's colour in reports
+LEAST = 0.01  # smaller errors count as this error, because an accuracy above 0.99 is at the ceiling
 EDGES = (0.55, 4.5)
 WORDS = """\
 error divided by that of QKV: right of 1 is worse
@@ -56,9 +56,9 @@ class Row(NamedTuple):
 class Line(NamedTuple):
     row: Row
     attention: str
-    ratios: "pd.Series[float]"  # a pair of runs each
-    numbers: Comparison  # of logarithms
-    solved: Shares | None  # in their place, where runs solve a task or do not
+    ratios: "pd.Series[float]"  # one ratio for each pair of runs
+    numbers: Comparison  # comparison of the logarithms of errors
+    solved: Shares | None  # shares of solved runs, shown instead if runs either solve a task or not
     published: float
     scale: str
 
@@ -88,7 +88,7 @@ GROUPS = {
 
 @rc_context(STYLE)
 def draw() -> Figure:
-    """Draw the picture, a panel for each group, a line for each task and attention that its record has."""
+    """Draw the picture: a panel for each group, with a line for each task and attention in its record."""
     chosen = line_styles(["qkv", *ATTENTIONS])
     chosen[WITHOUT_SELF] = LineStyle(chosen[WITHOUT_SELF].label, COLOUR, 0)
     lines = {group: [line for row in rows for line in _lines(row)] for group, rows in GROUPS.items()}
@@ -122,7 +122,7 @@ def draw() -> Figure:
 
 
 def _lines(row: Row) -> list[Line]:
-    """Return a line for each attention that the record of a row has."""
+    """Return a line for each attention in the record of a row."""
     record = open_record(row.record)
     assert record is not None
     assert record.grid is not None

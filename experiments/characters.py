@@ -1,4 +1,4 @@
-"""Write like Shakespeare, or like any text of your own (--text), character by character, with any attention."""
+"""Model the text of Shakespeare, or your own text (--text), character by character, with any attention."""
 
 from kvt.cli.experiment import experiment
 

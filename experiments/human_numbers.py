@@ -1,4 +1,4 @@
-"""Count from one to 9999 in words with a causal transformer of any attention."""
+"""Predict the next word while counting from one to 9999 in words, with a causal transformer of any attention."""
 
 from kvt.cli.experiment import experiment
 

@@ -1,9 +1,9 @@
-"""What the heads of the language models of the grid "lacks" look at: the table of docs/lacks.md.
+"""Measures attention weights of the language models of the grid "lacks": the table of docs/lacks.md.
 
     python experiments/lacks.py FOLDER [SCALE]
 
-FOLDER holds the runs of `kvt study run lacks`; those that are there are measured layer by layer, in the middle half of
-validation windows, so that there are tokens on both sides.
+FOLDER holds runs of `kvt study run lacks`. Each layer of each finished run is measured in the middle half of validation
+windows, where tokens have neighbours on both sides.
 """
 
 import sys
@@ -21,12 +21,12 @@ from kvt.study.grid import read_grid
 from kvt.system.quoting import markdown_table
 from kvt.tasks import LanguageModelTask
 
-LEANS = 1.5  # times as much weight on one side
+LEANS = 1.5  # a head leans to a side with at least this many times the other side's weight
 WINDOWS = 256
 
 
 def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> list[list[str]]:
-    """Return a row of cells for each layer: weight on oneself, sides, neighbours, lengths of keys."""
+    """Return a row of cells for each layer: weights on the token itself, on sides and neighbours; lengths of keys."""
     mask = len(task.vocabulary.pieces) - 1
     layers = [module for module in task.modules() if isinstance(module, Attention)]
     lengths: list[list[Tensor]] = [[] for _ in layers]
@@ -72,7 +72,7 @@ def _looks(weights: Tensor, is_hidden: Tensor) -> list[str]:
     at = torch.stack(
         [weights.diagonal(offset, -2, -1)[..., length // 4 : length // 2].mean((0, -1)) for offset in offsets]
     )
-    at[len(offsets) // 2] = -1  # oneself
+    at[len(offsets) // 2] = -1  # leaves out the token itself
     before = (at.argmax(0) == len(offsets) // 2 - 1).sum().item()
     return [*cells, str(before)]
 

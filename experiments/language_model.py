@@ -1,4 +1,4 @@
-"""Write like any text or code of your own (--text, a file or a folder of any size), in bytes or byte pairs."""
+"""Train a language model on your own text or code (--text, a file or a folder of any size), in bytes or byte pairs."""
 
 from kvt.cli.experiment import experiment
 

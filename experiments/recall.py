@@ -1,4 +1,4 @@
-"""Find again what stood before: recall of keys, induction heads, copying, compression, with any attention."""
+"""Recall earlier tokens of a sequence: values of keys, induction heads, copying, compression, with any attention."""
 
 from kvt.cli.experiment import experiment
 

@@ -1,12 +1,16 @@
-"""Can a trained model drop a projection? Converts those of the grid "retrofit", trains on, and compares.
+"""Can a trained model drop a projection? Converts models of the grid "retrofit", trains them further, and compares.
 
     python experiments/retrofit.py [SCALE] [FOLDER] [WORKERS]
 
-FOLDER, lightning_logs/study unless it is named, gets the runs of the grid, which are trained with an attention from the
-start; the checkpoints of qkv with each attention; and runs that begin from these weights, of 1, 5 and 20 % of the
-steps, with a schedule of the learning rate of their own. Those by least squares are trained on with the qkv they come
-from as a teacher, too. qkv itself is trained on as well. What is done is not repeated. FOLDER/reports/retrofit-SCALE
-gets a page, losses.md, and a row for each loss, losses.csv.
+The script writes into FOLDER, by default lightning_logs/study:
+
+* the runs of the grid, which train each attention from scratch;
+* the best checkpoint of each qkv run, converted to each attention, and to qkv itself;
+* runs that train the converted checkpoints further, for 1, 5 and 20 % of the steps, each with its own learning rate
+  schedule. Checkpoints converted by least squares are also trained with the qkv run as a teacher.
+
+Finished runs are not repeated. The results are FOLDER/reports/retrofit-SCALE/losses.md, and losses.csv with a row for
+each loss.
 """
 
 import sys
@@ -50,9 +54,10 @@ over seeds, with the 95 % t interval of pairs of runs with the same seed where t
 
 @dataclass(frozen=True)
 class Converted(Run):
-    """A run that begins from the converted weights of another: its name says of which, and how they were converted.
+    """A run that begins from the converted weights of another run, its source.
 
-    A teacher is that other run: how, not its path, says that there is one.
+    Its name is a hash of the configuration, the source and the conversion. A teacher is always the source; `how` ends
+    in "taught" then, and the hash leaves out the teacher's path.
     """
 
     source: Run
@@ -64,21 +69,21 @@ class Converted(Run):
 
 
 def hows(run: Run) -> list[str]:
-    """Return how a model with three projections can become one with a run's attention."""
+    """Return the values of `HOW` by which a model with three projections can be converted to a run's attention."""
     shared = ATTENTION[run.config.imports["attn"]].projections
     keeps = {"keep_k": shared != "qkv", "keep_v": shared[1] == shared[2], "least_squares": shared != "qkv"}
     return [how for how in HOW if keeps.get(how, True)]
 
 
 def sources(grid: Grid) -> Iterator[tuple[Run, Run]]:
-    """Yield each run of a grid with that of the first attention, the same settings and seed."""
+    """Yield each run of a grid with the run of attention `FIRST` that has the same settings and seed."""
     first = {(run.task, str(run.setting), run.seed): run for run in grid.runs if run.attention == FIRST}
     for run in grid.runs:
         yield run, first[run.task, str(run.setting), run.seed]
 
 
 def converted_checkpoint(run: Run, source: Run, how: str, root: Path) -> Path:
-    """Return the path of the source's best weights, with a run's attention and what that does to the loss."""
+    """Return the path of the source's best weights converted to a run's attention, with their validation loss."""
     path = root / "retrofit" / f"{source.name}-{run.name}-{how}.ckpt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,14 +99,14 @@ def converted_checkpoint(run: Run, source: Run, how: str, root: Path) -> Path:
 
 
 def measured(checkpoint: Checkpoint, run: Run) -> dict[str, float]:
-    """Return the metrics of a checkpoint in the validation of a run."""
+    """Return the metrics of a checkpoint, validated with the Trainer settings of a run."""
     trainer = make_trainer(run.config, logger=False, devices=1, enable_progress_bar=False)
     task: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
     return dict(trainer.validate(task, load_data(checkpoint), verbose=False)[0])
 
 
 def trained_on(run: Run, source: Run, how: str, part: int, path: Path, teacher: Path | None = None) -> Converted:
-    """Return the run that trains a converted checkpoint for a part of the steps, in per cent."""
+    """Return the run that trains a converted checkpoint for `part` per cent of the steps."""
     settings = {name: max(1, run.value(name) * part // 100) for name in ("max_steps", "warmup") if run.value(name)}
     config = replace(run.config.changed(**settings), ckpt_path=str(path.resolve()))
     if teacher is not None:
@@ -110,7 +115,7 @@ def trained_on(run: Run, source: Run, how: str, part: int, path: Path, teacher: 
 
 
 def losses(rows: pd.DataFrame) -> str:
-    """Return the page of a table of losses: a table for each task, a row for each attention and way to it."""
+    """Return a Markdown page with a table of losses for each task, and a row for each attention and conversion."""
     parts = ["# Can a trained model drop a projection?"]
     for task, of_task in rows.groupby("task", sort=False):
         first = of_task[(of_task.attention == FIRST) & (of_task["how"] == "")].set_index("seed").loss

@@ -1,4 +1,4 @@
-"""Reverse, sort, swap, sub, copy, shift or permute lists of digits with a transformer of any attention."""
+"""Reverse, sort, swap, substitute, copy, shift or permute lists of digits, with a transformer of any attention."""
 
 from kvt.cli.experiment import experiment
 

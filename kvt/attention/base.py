@@ -1,4 +1,4 @@
-"""Multi-head attention as its formula: project, score, softmax, weighted values, output."""
+"""The base class of all attentions: project, score, softmax, weighted sum of values, output projection."""
 
 import re
 from copy import copy
@@ -23,43 +23,44 @@ from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 ATTENTION: dict[str, type["Attention"]] = {}
-"""Attention classes by the short name that `--attn` takes."""
+"""Attention classes by their short names, the values of `--attn`."""
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose roles (query, key, value) may share projections.
+    """Multi-head attention in which query, key and value may share projections.
 
-    For each head,  softmax(gain · score(Q, K) + bias) V;  the heads are concatenated and projected
-    (Borji 2023, eq. 1 and 2). `projections` names the projection behind query, key and value: "qkv" is the usual
-    attention, in "kkv" the keys also act as queries. A shared projection exists, and is computed, once.
+    Each head computes  softmax(gain · score(Q, K) + bias) V.  The heads' outputs are concatenated and projected
+    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the projections of query, key and value: "qkv"
+    is the usual attention; in "kkv" the keys also act as queries. A shared projection is one module, and is computed
+    once.
 
     A variant sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`, `logits`,
     `attention_weights` or `merge`.
 
     Args:
         dim: model width; `heads` must divide it.
-        heads: number of attention maps.
-        kv_heads: number of key and value heads, each shared by heads / kv_heads queries (grouped-query
-            attention; 1 is multi-query); default: `heads`. Where keys act as queries, the heads of a group have
-            the same map.
+        heads: number of attention heads.
+        kv_heads: number of key and value heads; heads / kv_heads query heads share one of them (grouped-query
+            attention; 1 is multi-query attention). Default: `heads`. If keys act as queries, the heads of a group
+            have the same attention map.
         score: compatibility function, a name in `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
-        output_bias: whether the output projection has one.
-        rope: share of a head's channels that are rotated by the token's position (`Rotary`), in queries and keys of
-            self-attention; their number must be even. 0: none.
-        rope_base: the greater, the slower the slowest channels turn.
-        attend_self: False: in self-attention, a token attends to itself only where it may attend to no other (Kitaev et
-            al. 2020, "Reformer"): the softmax leaves out j = i. Only for an attention that has logits.
+        output_bias: whether the output projection has a bias.
+        rope: share of a head's channels that rotary position embeddings rotate (`Rotary`), in the queries and keys of
+            self-attention. The number of rotated channels must be even. 0 turns rotary positions off.
+        rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
+        attend_self: False excludes j = i from the softmax of self-attention (Kitaev et al. 2020, "Reformer"). A token
+            that may attend to no other token still attends to itself. Only for an attention that has logits.
     """
 
     projections: ClassVar[str] = "qkv"
-    label: ClassVar[str]  # in reports
-    colour: ClassVar[str]  # in figures: Okabe and Ito's palette for the colour-blind, then Tol's
-    formula: ClassVar[str]  # the first line of its docstring up to a colon
+    label: ClassVar[str]  # its name in reports
+    colour: ClassVar[str]  # in figures: from Okabe and Ito's palette for the colour-blind, then from Tol's
+    formula: ClassVar[str]  # the first line of the class's docstring up to a colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
-        """Register a class that has a short name in `ATTENTION`; its formula is read from its docstring."""
+        """Add a subclass with a short name to `ATTENTION`, and read its formula from its docstring."""
         super().__init_subclass__()
         if name:
             cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]
@@ -92,7 +93,7 @@ class Attention(nn.Module):
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
-        self.widths = dict.fromkeys("qkv", self.head_dim)  # of a head in the output of each projection
+        self.widths = dict.fromkeys("qkv", self.head_dim)  # channels per head in the output of each projection
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
@@ -118,20 +119,20 @@ class Attention(nn.Module):
         """Let every token of x attend to the context, or to x itself: (B, N, dim) → (B, N, dim).
 
         Args:
-            x: (B, N, dim).
-            context: (B, M, dim), for cross-attention; only for variants with a query projection.
-            mask: boolean, (B, heads, N, M), any of which may be 1; True where a query may attend to a key. A query
-                that may attend to no key gets zeros.
-            causal: whether a token attends only to itself and its past. The tokens of x stand at the last N of the M
-                positions: with N > M the first N − M attend to no key, and get zeros.
-            cache: past keys and values, to which those of x are appended: M counts all of them, and the tokens of x
-                are the last N. With a context: its keys and values, computed by the first call only. After
-                `borrow_keys`, it already has those of the tokens of x, and must be given.
-            bias: numbers that are added to the logits, of the shapes of a mask. A query may not attend where they are
-                −inf. A variant without logits, or with an `attend` of its own, reads only where they are −inf.
-            key_value: what keys and values are projected from in place of x, (B, M, dim) each: the same tokens in
-                another form, such as with and without positions (Carion et al. 2020, "DETR"). If M is not N, or with
-                a context, they are of another sequence.
+            x: tokens, (B, N, dim).
+            context: tokens to attend to in cross-attention, (B, M, dim); only for variants with a query projection.
+            mask: boolean, (B, heads, N, M), where any size may be 1; True where a query may attend to a key. The
+                output is zero for a query that may attend to no key.
+            causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the
+                M positions. If N > M, the first N − M tokens attend to no key, and their output is zero.
+            cache: keys and values of earlier tokens. The keys and values of x are appended, and M counts all of them.
+                With a context, the first call caches the context's keys and values, and later calls read them. After
+                `borrow_keys` a cache is required, and must already have the keys and values of x.
+            bias: numbers that are added to the logits, of a shape that `mask` may have. A query does not attend where
+                the bias is −inf. A variant that has no logits, or that overrides `attend`, uses only the −inf.
+            key_value: inputs of the key and the value projection in place of x, (B, M, dim) each: the same tokens in
+                another form, such as with and without positions (Carion et al. 2020, "DETR"). If M differs from N, or
+                if there is a context, they are the tokens of another sequence.
         """
         start, context = self._start(x, cache), other_sequence(x, context, key_value)
         q, k, v = self._heads(x, context, cache, key_value)
@@ -139,7 +140,10 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); shared ones are the same tensor."""
+        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim).
+
+        Roles that share a projection get the same tensor.
+        """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection to attend to a context with: use QKV there")
         source = x if context is None else context
@@ -151,14 +155,14 @@ class Attention(nn.Module):
         return q, k, v
 
     def query(self, x: Tensor) -> Tensor:
-        """Project tokens to queries, if the variant has projections for them: (B, N, dim) → (B, heads, N, D)."""
+        """Apply the query projection, for variants that have one: (B, N, dim) → (B, heads, N, head_dim)."""
         return self._project_heads("q", x)
 
     def borrow_keys(self) -> None:
         """Remove the key and value projections: keys and values are then read from a cache that a lower layer fills.
 
         Raises:
-            UserError: the variant has no query projection, so that its map would be that layer's.
+            UserError: the variant has no query projection. Its attention map would equal the lower layer's.
         """
         if self.projections[0] != "q":
             raise UserError(f"share_layers: {type(self).__name__} has no query of its own: use qkv, q-kv or mla")
@@ -167,21 +171,28 @@ class Attention(nn.Module):
         self.borrows_keys = True
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply rotary positions, from `start` on, to query and key; return both, and the value unchanged."""
+        """Apply rotary positions to query and key; return both, and the value unchanged.
+
+        The first token has position `start`.
+        """
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
     def merge(self, values: Tensor, start: int) -> Tensor:
-        """Concatenate and project the heads: (B, heads, N, head_dim) → (B, N, dim); the first token is at `start`."""
+        """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
+
+        The first token has position `start`.
+        """
         return self.output(values.transpose(1, 2).flatten(2))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
     ) -> Tensor:
-        """Return the values weighted by the attention map, (B, heads, N, head_dim); by a fast kernel if there is one.
+        """Return the values weighted by the attention map, (B, heads, N, head_dim).
 
-        The kernels need a dot-product score, and neither `logits` nor `attention_weights` overridden. Keys and values
-        are (B, kv_heads, M, head_dim); only a map without kernel gets keys that are repeated for the heads of a group.
+        A fast kernel computes them if the score is a dot product and the class overrides neither `logits` nor
+        `attention_weights`. Keys and values are (B, kv_heads, M, head_dim). Without a fast kernel, keys are repeated
+        for the heads of a group.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -204,17 +215,18 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Hook for variants whose initial weights depend on each other; models call it once they have set weights."""
+        """Change initial weights that depend on each other; models call this method after they have set all weights."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return gain and bias of the logits; None stands for 1 and 0. The queries are the last of the positions.
+        """Return gain and bias of the logits; None stands for a gain of 1 and a bias of 0.
 
-        The gain is broadcastable to (B, heads, 1, 1), the bias to (B, heads, N, M) or, of the keys alone, (…, 1, M).
+        The gain is broadcastable to (B, heads, 1, 1), the bias to (B, heads, N, M). A bias that depends on the key
+        alone has shape (…, 1, M). The queries are at the last `num_queries` of the `num_keys` positions.
         """
         return None, None
 
     def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
-        """Return an empty cache of at most `max_len` tokens, which `forward` takes; `slides` as in `KVCache`."""
+        """Return an empty cache for at most `max_len` tokens, to pass to `forward`; `slides` as in `KVCache`."""
         return KVCache(max_len, slides)
 
     def weights(
@@ -228,13 +240,13 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache stays as it is.
+        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache is not changed.
 
         Raises:
-            UserError: a variant overrides `attend` and says nothing of its map.
+            UserError: the variant overrides `attend` but not `attention_weights`.
         """
         if not self.has_map:
-            remedy = "override attention_weights with the map it stands for, as docs/guides/attention.md shows"
+            remedy = "override attention_weights to return the map, as docs/guides/attention.md shows"
             raise UserError(f"{type(self).__name__} overrides attend, but has no map: {remedy}")
         context = other_sequence(x, context, key_value)
         q, k, _ = self._heads(x, context, cache and copy(cache), key_value)
@@ -254,12 +266,12 @@ class Attention(nn.Module):
 
     @property
     def has_map(self) -> bool:
-        """Whether the layer can return its maps: not if a variant overrides `attend` without `attention_weights`."""
+        """Whether the layer can return its maps: False if it overrides `attend` but not `attention_weights`."""
         return not self.has_logits or type(self).attend is Attention.attend
 
     @property
     def has_logits(self) -> bool:
-        """Whether the maps are a softmax of `logits`: not if a variant overrides `attention_weights`."""
+        """Whether the maps are a softmax of `logits`: False if the variant overrides `attention_weights`."""
         return type(self).attention_weights is Attention.attention_weights
 
     def _heads(
@@ -269,7 +281,7 @@ class Attention(nn.Module):
         cache: KVCache | None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), key and value, (B, kv_heads, M, head_dim), cached tokens first."""
+        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim), cached tokens first."""
         if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
             q, (k, v) = self.query(x), cache.read()
             if context is None:
@@ -288,7 +300,7 @@ class Attention(nn.Module):
     def _project_each(
         self, x: Tensor, context: Tensor | None, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the query from x, the key from `key` and the value from `value`, (B, M, dim) each."""
+        """Project the query from x, (B, N, dim), the key from `key` and the value from `value`, both (B, M, dim)."""
         if context is not None:
             q, k, v = self.project(x, key)
             return q, k, v if value is key else self.project(x, value)[2]
@@ -297,7 +309,7 @@ class Attention(nn.Module):
         return q, k, v if value is key else self.project(value)[2]
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias into one mask. It is boolean unless there is a bias that `attend` can add."""
+        """Combine mask and bias into one mask, which is boolean unless there is a bias that `attend` can add."""
         require_mask(mask, q, k)
         if bias is None:
             return mask
@@ -327,12 +339,12 @@ class Attention(nn.Module):
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
         projected, width = self.projection[name](x), self.widths[name]
         if projected.shape[-1] % width:
-            found = f"the output of projection.{name} has {projected.shape[-1]} channels, not whole heads of {width}"
-            raise UserError(f"{type(self).__name__}: {found}: under tensor parallelism leave that projection whole")
+            found = f"the output of projection.{name} has {projected.shape[-1]} channels, not a multiple of {width}"
+            raise UserError(f"{type(self).__name__}: {found}: do not split that projection with tensor parallelism")
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the query with one head for each head of this process; a key that acts as query is repeated."""
+        """Return the query with one head for each head on this process; a key that acts as query is repeated."""
         if self.projections[0] == "q":
             return q
         heads = k.shape[1] * (self.heads // self.kv_heads)
@@ -343,11 +355,11 @@ class Attention(nn.Module):
     def _require_heads(self, what: str, found: int, heads: int) -> None:
         if found not in (1, heads):
             raise UserError(
-                f"{type(self).__name__}: {what} of {found} heads cannot be used with {heads}: under tensor parallelism "
-                "leave the projections of this attention whole"
+                f"{type(self).__name__}: {what} of {found} heads cannot be used with {heads} heads: "
+                "do not split the projections of this attention with tensor parallelism"
             )
 
-    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D), of a whole layer
+    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D), without tensor parallelism
         return repeat_groups(t, self.heads)
 
 

@@ -6,10 +6,10 @@ from kvt.system.errors import UserError
 
 
 class KVCache:
-    """The keys and values of one layer for at most `max_len` tokens; a tensor that is both is stored once.
+    """Keys and values of one attention layer, for at most `max_len` tokens.
 
-    `length` is the number of tokens so far, which is the position of the next. A full cache that `slides` drops its
-    oldest token for each new one.
+    A tensor that is both key and value is stored once. `length` counts all tokens appended so far, and is the position
+    of the next token. If `slides` is True, a full cache drops its oldest token for each new token.
     """
 
     def __init__(self, max_len: int, slides: bool = False) -> None:
@@ -19,13 +19,13 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffers in bytes; the first token allocates them for `max_len` tokens."""
+        """Size of the buffers in bytes. The first `append` allocates buffers for `max_len` tokens."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens, (B, kv_heads, N, D); return all cached ones, (B, kv_heads, M, D) each.
+        """Append keys and values of new tokens, (B, kv_heads, N, D); return all that are cached, (B, kv_heads, M, D).
 
-        A cache slides for one token at a time: the first of several would miss those that the last one pushes out.
+        A cache slides for one token at a time: the first of several would miss tokens that the last one pushes out.
         """
         count = k.shape[2]
         stop = self.length + count
@@ -35,7 +35,7 @@ class KVCache:
         if not self.buffers:
             self.buffers = [t.new_empty(*t.shape[:2], self.max_len, t.shape[-1]) for t in new]
         if self.length >= self.max_len:
-            self.buffers = [buffer.roll(-1, 2) for buffer in self.buffers]  # not in place: a copy may share them
+            self.buffers = [buffer.roll(-1, 2) for buffer in self.buffers]  # not in place: a copy may share buffers
         place = min(stop, self.max_len) - count
         for buffer, tokens in zip(self.buffers, new, strict=True):
             buffer[:, :, place : place + count] = tokens
@@ -48,7 +48,7 @@ class KVCache:
         return past[0], past[-1]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these examples of the batch, in this order: indices, int64 (R,), or a mask, boolean (B,)."""
+        """Keep the examples of the batch that `rows` selects: indices, int64 (R,), or a boolean mask (B,)."""
         for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])
@@ -56,7 +56,7 @@ class KVCache:
 
 
 class OnePass(KVCache):
-    """A cache of one forward pass: keys and values with their gradients, which the layers above share."""
+    """Keys and values of one forward pass, with gradients, for the layers above that share them."""
 
     def __init__(self) -> None:
         super().__init__(max_len=0)

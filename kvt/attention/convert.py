@@ -1,4 +1,4 @@
-"""Maps the weights of a trained attention to those of another that shares more, or fewer, of its projections."""
+"""Convert the weights of a trained attention to an attention that shares more, or fewer, projections."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from kvt.attention.kernels import allowed_pairs
 from kvt.system.errors import UserError
 
 FROM = ("qkv", "kv", "q-kv", "k")
-"""The attentions that can be converted: their only weights are projections of queries, keys and values."""
+"""Names of the attentions to convert from. Their only weights are the query, key, value and output projections."""
 TO = (*FROM, "kv+phase", "k+phase")
-"""The attentions that they can be converted to."""
+"""Names of the attentions to convert to."""
 HOW = ("keep_k", "keep_v", "mean", "least_squares")
 ROLES = "qkv"
 
@@ -23,18 +23,19 @@ ROLES = "qkv"
 def convert_layer(source: Attention, target: Attention, how: str) -> None:
     """Set each projection of `target` from the projections that have the same roles in `source`.
 
-    keep_k takes that of the key, keep_v that of the value, where it is among them; else it is their mean. With fewer
-    key and value heads, one has the mean of its group, as in the grouped-query attention of Ainslie et al. 2023. So it
-    is exact where they were equal, and where roles are separated.
+    A projection with several roles is the mean of the source's projections of these roles. "keep_k" takes the key's
+    projection instead if the key is among the roles, "keep_v" the value's. If `target` has fewer key and value heads,
+    each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact if the averaged
+    projections are equal, and if `target` shares fewer projections than `source`.
 
     Raises:
-        UserError: nothing is shared with the role to keep, though other projections are shared than before.
+        UserError: `target` shares other projections than `source`, but none with the role to keep.
     """
     owner_of = dict(zip(ROLES, target.projections, strict=True))
     shared = {name: [role for role in ROLES if owner_of[role] == name] for name in ROLES}
     keep = how[-1] if how.startswith("keep_") else ""
     keeps = any(keep in roles and len(roles) > 1 for roles in shared.values())
-    if keep and not keeps and target.projections != source.projections:  # of cross-attention all stay
+    if keep and not keeps and target.projections != source.projections:  # cross-attention keeps its projections
         raise UserError(f"--how {how}: in {type(target).__name__} nothing shares that projection: choose another")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]
@@ -46,7 +47,7 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
-    """Split a projection by heads, (heads, head_dim, …); one that a group shares is repeated for its heads."""
+    """Split a projection by heads, (heads, head_dim, …), and repeat a shared head for the heads of its group."""
     rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
     return rows.repeat_interleave(layer.heads // len(rows), 0)
 
@@ -56,13 +57,14 @@ def fit_layers(
 ) -> None:
     """Fit the projections of `targets` to the outputs of `sources` by least squares.
 
-    What counts are the outputs of tokens that some query may attend to, so of none that are padding; each layer's error
-    is relative to the sum of squares of its output in `sources`. L-BFGS begins at the weights that `targets` have.
+    The error counts the outputs of tokens that at least one query may attend to, which excludes padding. A layer's
+    error is its sum of squared differences divided by the sum of squares of the source's output. L-BFGS starts from
+    the present weights of `targets`.
 
     Args:
-        sources: a layer, or several of which the others have the keys and values of the first.
-        targets: as many layers, with the output projections of `sources`.
-        calls: the arguments of each of `sources` for each batch: x, (B, N, dim), mask and causal.
+        sources: one layer, or a group of layers in which all use the keys and values of the first.
+        targets: as many layers, with the same output projections as `sources`.
+        calls: for each source layer, the keyword arguments of its call for each batch: x, (B, N, dim), mask and causal.
     """
     batches = [*zip(*calls, strict=True)]
     counted = [[_attended(**call) for call in batch] for batch in batches]
@@ -86,7 +88,7 @@ def fit_layers(
         for number, of_batch in enumerate(wanted):
             triples = zip(outputs(targets, number), of_batch, sizes, strict=True)
             loss = torch.stack([(ours - theirs).square().sum() / size for ours, theirs, size in triples]).sum()
-            torch.autograd.backward(loss, inputs=weights)  # batch by batch, which takes the memory of one
+            torch.autograd.backward(loss, inputs=weights)  # one batch at a time, to save memory
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 

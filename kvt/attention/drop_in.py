@@ -14,14 +14,14 @@ from kvt.attention.scores import ScaledDot
 from kvt.system.errors import UserError
 
 INPUTS = ("query", "key", "value")
-PAIRS = ((0, 1), (0, 2), (1, 2))  # of inputs; torch.compile of torch 2.11 cannot trace itertools.combinations
+PAIRS = ((0, 1), (0, 2), (1, 2))  # torch.compile of torch 2.11 cannot trace itertools.combinations
 
 
 class _NotAWeight:
     """A stand-in for torch's weights that keeps nn.TransformerEncoder from its fast path.
 
-    That path would convert padded input to a nested tensor, and compute torch's attention. The encoder does not take it
-    if a weight has a `__torch_function__`.
+    The fast path would convert padded input to a nested tensor, and compute torch's attention. The encoder does not
+    use the fast path if a weight has a `__torch_function__`.
     """
 
     weight = bias = None
@@ -37,7 +37,7 @@ class _NotAWeight:
 
 
 class MultiheadAttention(nn.Module):
-    """Any attention of this package in place of `torch.nn.MultiheadAttention`.
+    """Any attention of kvt with the interface of `torch.nn.MultiheadAttention`.
 
     >>> block = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)
     >>> block.self_attn = MultiheadAttention(8, 2, attn="kv", batch_first=True)
@@ -46,8 +46,8 @@ class MultiheadAttention(nn.Module):
 
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.
-        add_bias_kv, add_zero_attn, kdim, vdim: torch's defaults only.
-        attn: variant, a name in `ATTENTION` or an import path.
+        add_bias_kv, add_zero_attn, kdim, vdim: not supported: only torch's defaults are accepted.
+        attn: a name in `ATTENTION`, or the import path of an attention class.
         max_len: length of the longest sequence, for variants with positions.
         settings: further arguments of the variant, such as score="cosine".
 
@@ -93,7 +93,7 @@ class MultiheadAttention(nn.Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
-        """Draw the initial weights of torch's layer: projections from U(±√(6 / (inputs + 3 outputs))), biases 0."""
+        """Initialise as torch's layer: projections from U(±√(6 / (inputs + 3 outputs))), biases 0."""
         if not isinstance(self.attention, Attention):
             return
         for layer in (*self.attention.projection.values(), self.attention.output):
@@ -108,20 +108,22 @@ class MultiheadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
-        """Return a layer with the weights of a trained layer of torch; with "qkv" it computes the same.
+        """Return a layer with the weights of a trained torch layer; with "qkv" it computes the same outputs.
 
-        Another attention gets the projections that it has: "kv" keeps those of keys and values, and drops the queries.
+        Another attention takes only the projections that it has: "kv" takes the key and value projections, and drops
+        the query projection.
 
         Raises:
-            UserError: if the layer has key or value widths of its own, bias_kv or zero_attn.
+            UserError: the layer was made with kdim, vdim, add_bias_kv or add_zero_attn, or the attention has other
+                weights than projections of all heads.
         """
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
-            raise UserError("a MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn has no equal here")
+            raise UserError("from_torch does not support a layer with kdim, vdim, add_bias_kv or add_zero_attn")
         bias = layer.in_proj_bias is not None
         shape = {"batch_first": layer.batch_first, "attn": attn, **settings}
         made = cls(layer.embed_dim, layer.num_heads, layer.dropout, bias, **shape)
         if not isinstance(made.attention, Attention) or made.attention.kv_heads != layer.num_heads:
-            raise UserError(f"attn {attn!r} with {settings} has other projections than torch's: take one of all heads")
+            raise UserError(f"attn {attn!r} with {settings} lacks torch's projections: use qkv without kv_heads")
         parts = {"weight": layer.in_proj_weight} | ({"bias": layer.in_proj_bias} if bias else {})
         theirs = {name: dict(zip("qkv", part.chunk(3), strict=True)) for name, part in parts.items()}
         made.to(layer.in_proj_weight)
@@ -131,10 +133,13 @@ class MultiheadAttention(nn.Module):
         return made.train(layer.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Convert to torch.nn.MultiheadAttention; outputs are equal in self-attention, and with qkv for all inputs.
+        """Return an equal torch.nn.MultiheadAttention.
+
+        Outputs are equal in self-attention; with "qkv" they are equal for all inputs.
 
         Raises:
-            UserError: the attention is more than projections of query, key and value, or has grouped heads.
+            UserError: the attention does more than share projections, has fewer key and value heads than heads, or
+                uses a setting that torch's layer does not have.
         """
         layer = self.attention
         if not isinstance(layer, Attention) or any(
@@ -142,9 +147,9 @@ class MultiheadAttention(nn.Module):
         ):
             raise UserError(f"attn {self.attn!r} does more than share projections: to_torch takes qkv, kv, q-kv and k")
         if layer.kv_heads != layer.heads or type(layer.score) is not ScaledDot:
-            raise UserError("torch's layer has as many keys as heads, and no score but scaled_dot")
+            raise UserError("to_torch: torch's layer supports neither kv_heads nor a score other than scaled_dot")
         if layer.rotary.channels or not layer.attend_self:
-            raise UserError("torch's layer has neither rope nor attend_self=False")
+            raise UserError("to_torch: torch's layer supports neither rope nor attend_self=False")
         states = [layer.projection[role].state_dict() for role in layer.projections]
         state = {f"in_proj_{name}": torch.cat([of_role[name] for of_role in states]) for name in states[0]}
         state |= {f"out_proj.{name}": part for name, part in layer.output.state_dict().items()}
@@ -164,24 +169,24 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, like `query`, and the attention weights without dropout, (B, N, M) or (B, heads, N, M).
+        """Return the output, of the shape of `query`, and the attention weights, (B, N, M) or (B, heads, N, M).
 
-        Each input has the projection of its role. Where roles share one, as query and key in "kv", their inputs must be
-        equal; in a graph (torch.compile, torch.export, vmap) this is not checked. Equal query and key are
-        self-attention, in which `rope` and `attend_self=False` count.
+        The attention weights are without dropout. If two roles share a projection, as query and key do in "kv", their
+        inputs must be equal. This is not checked under torch.compile, torch.export and vmap. If query and key are
+        equal, the call is self-attention, and `rope` and `attend_self=False` apply.
 
-        Masks mean what they mean in torch: boolean, True where a query may NOT attend, or numbers that are added to the
-        logits. With `is_causal` and N = M, `attn_mask` is not read and may be None. A query that may attend to no key
-        gets zeros, not NaN. Without a batch, inputs are (N, embed_dim).
+        Masks have torch's meaning: boolean, True where a query may NOT attend, or numbers that are added to the logits.
+        With `is_causal` and N = M, `attn_mask` is ignored and may be None. For a query that may attend to no key, the
+        output is zero, not NaN. Inputs without a batch dimension are (N, embed_dim).
         """
         if query.is_nested:
             raise UserError("nested tensors are not supported: make the encoder with enable_nested_tensor=False")
         batch = 0 if self.batch_first or query.ndim == 2 else 1
         x, key, value = self._tokens(batch, query, key, value)
         (b, n, _), m = x.shape, key.shape[1]
-        causal = is_causal and n == m  # else `Attention` would align the last query with the last key, torch the first
+        causal = is_causal and n == m  # with n != m, `Attention` aligns the last query and key, torch the first
         if is_causal and not causal and attn_mask is None:
-            raise UserError(f"is_causal with {n} queries and {m} keys: pass an attn_mask, too")
+            raise UserError(f"is_causal with {n} queries and {m} keys: also pass an attn_mask")
         masks = []
         if key_padding_mask is not None:
             shape = (m,) if query.ndim == 2 else (b, m)
@@ -189,7 +194,7 @@ class MultiheadAttention(nn.Module):
         if attn_mask is not None and not causal:
             pairs = _checked("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
             masks.append(pairs.view(b if pairs.ndim == 3 else 1, -1, n, m))  # (B or 1, heads or 1, N, M)
-        if self._has_own_forward:  # takes no numbers
+        if self._has_own_forward:  # which may accept only boolean masks
             masks = [mask if mask.dtype == torch.bool else mask == float("-inf") for mask in masks]
         call = {"causal": causal, **_joined(masks), **self._sources(x, key, value)}
         output = self.attention(x, **call)
@@ -217,11 +222,11 @@ class MultiheadAttention(nn.Module):
         if value.shape != key.shape:
             raise UserError(f"value of shape {tuple(value.shape)}: expected that of the key, {tuple(key.shape)}")
         x, k, v = (t.unsqueeze(0) if t.ndim == 2 else t.transpose(0, batch) for t in inputs)
-        k = x if key is query else k  # to project one tensor once
+        k = x if key is query else k  # the same tensor object is projected once
         return [x, k, k if value is key else v]
 
     def _sources(self, x: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
-        """Return the keyword arguments `context` and `key_value` with which to call the attention."""
+        """Return the keyword arguments `context` and `key_value` for the call of the attention."""
         if key is x and value is x:
             return {}
         layer, inputs = self.attention, (x, key, value)
@@ -235,16 +240,16 @@ class MultiheadAttention(nn.Module):
             needs_self = layer.rotary.channels or not layer.attend_self
             inherits = all(getattr(type(layer), name) is getattr(Attention, name) for name in ("project", "rotate"))
             if inherits and not needs_self:
-                return given  # the same numbers in self-attention and in cross-attention
+                return given  # self-attention and cross-attention compute the same
             equal = _equal(x, key)
             if equal is None and needs_self:
-                raise UserError("rope and attend_self=False: in a graph give it one tensor as query and key")
+                raise UserError("rope and attend_self=False: in a compiled graph pass one tensor as query and key")
             return given | ({"context": key} if equal is False else {})
-        equal = _equal(x, key)  # its own forward takes one context
+        equal = _equal(x, key)  # an overridden forward takes one context for keys and values
         if _equal(key, value) is False:
-            raise UserError(f"attn {self.attn!r} has a forward of its own, which takes no values but those of the keys")
+            raise UserError(f"attn {self.attn!r} has its own forward: pass the same tensor as key and value")
         if None in (equal, _equal(key, value)):
-            raise UserError(f"attn {self.attn!r} has a forward of its own: in a graph give it one tensor three times")
+            raise UserError(f"attn {self.attn!r} has its own forward: in a compiled graph pass one tensor three times")
         return {} if equal else {"context": key}
 
 
@@ -269,7 +274,7 @@ def _checked(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
 
 
 def _joined(masks: list[Tensor]) -> dict[str, Tensor]:
-    """Combine masks of torch's convention into the arguments `mask` (boolean) and `bias` (numbers) of an attention."""
+    """Convert torch's masks to the arguments `mask` (boolean, True where allowed) and `bias` of `Attention`."""
     joined: dict[str, Tensor] = {}
     for mask in masks:
         if mask.dtype == torch.bool:

@@ -1,5 +1,6 @@
-"""Make attention layers from a registered name, or from the import path of any class."""
+"""Make attention layers from a registered name or from the import path of a class."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +10,14 @@ from kvt.attention import latent, shared_keys  # noqa: F401  (they register thei
 from kvt.attention.base import ATTENTION
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
+from kvt.system.files import parse_settings
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Keyword arguments of an attention: plain values, from which a parser instantiates no class."""
+"""Keyword arguments of an attention: plain values, so that the command line's parser instantiates no class."""
 FIXED = {"heads", "max_len"}  # arguments that the model sets
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())
-"""The formula of each registered class, for `--help`."""
+"""The formulas of all registered classes, for `--help`."""
 
 
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
@@ -32,7 +34,7 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         dim: model width.
         heads: number of heads; must divide `dim`.
-        max_len: length of the longest sequence; variants with positions ("kv+pos" …) need it, others ignore it.
+        max_len: length of the longest sequence. Variants with positions, such as "kv+pos", need it; others ignore it.
         settings: further arguments of the variant, such as kv_heads=1 or score="cosine".
     """
     return AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim)
@@ -44,8 +46,8 @@ class AttentionFactory:
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         attn_kwargs: the user's settings; the class must take every key, with a value of this type.
-        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets those that it takes and that
-            are not None.
+        setting: the model's settings (heads, bias, max_len, pos_dim …); the class gets each setting that it
+            takes and that is not None.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -69,18 +71,24 @@ class AttentionFactory:
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
-        """Return a cross-attention layer of width `dim`: it keeps its query in every variant (Borji 2023, §2)."""
+        """Return a cross-attention layer of width `dim`: `QKV` with every variant (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 
 
+def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of an attention in words such as "mla" or "qkv,kv_heads=1"."""
+    name, *arguments = re.split(r",(?=\w+=)", words)
+    return name, parse_settings(arguments, f"--attn {name}")
+
+
 def find_attention(attn: str, flag: str = "attn") -> type[nn.Module]:
-    """Return the attention class of a registered name or import path; raise UserError if there is none."""
+    """Return the attention class of a registered name or import path; raise UserError if there is no such class."""
     if attn in ATTENTION:
         return ATTENTION[attn]
     return import_class(attn, flag, nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
 
 
 def keyword_arguments(cls: type) -> set[str]:
-    """Return the names that `cls(dim, **kwargs)` takes, following **kwargs up to its base classes."""
+    """Return the names of the keyword arguments of `cls(dim, **kwargs)`, with those of its base classes."""
     return argument_types(cls).keys() - {"dim"}

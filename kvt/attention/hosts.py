@@ -1,4 +1,4 @@
-"""Attentions in the models of others: of Hugging Face's transformers, and of timm."""
+"""Use kvt's attentions in models of Hugging Face transformers and of timm."""
 
 import copyreg
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from kvt.attention.kernels import dot_product_attention, leave_out, repeat_group
 from kvt.system.errors import UserError
 
 FORMULA = ("project", "query", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
-"""Methods that an attention must inherit: in transformers it only chooses which projections are query, key, value."""
+"""Methods that an attention may not override: transformers' models have the projections, and kvt only assigns roles."""
 UNKNOWN = ("softcap", "position_bias", "s_aux")
-"""Arguments by which some models of transformers change the formula, and which are refused."""
+"""Arguments by which some models of transformers change the formula; they raise UserError."""
 
 
 def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
@@ -26,17 +26,18 @@ def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
         name = register_with_transformers("kv")
         model = AutoModelForCausalLM.from_pretrained("gpt2", attn_implementation=name)
 
-    The model keeps its projections, and its caches; the attention says which of them is query, key and value: softmax(α
-    K Kᵀ) V of "kv", softmax(α Q Kᵀ) K of "q-kv", softmax(α K Kᵀ) K of "k". One that is not used gets no gradient. With
-    rotary positions the key that acts as value is the rotated one.
+    The model keeps its projections and its caches. The attention only chooses which projections act as query, key and
+    value: "kv" computes softmax(α K Kᵀ) V, "q-kv" softmax(α Q Kᵀ) K, and "k" softmax(α K Kᵀ) K. An unused projection
+    gets no gradient. With rotary positions, a key that acts as value is rotated.
 
     Args:
-        attn: a name in `ATTENTION` or an import path.
-        attend_self: as of `Attention`.
+        attn: a name in `ATTENTION`, or the import path of an attention class.
+        attend_self: as in `Attention`.
 
     Raises:
-        UserError: for an attention that does more than share projections, such as "kv+pos"; when the model runs, for
-            one with cross-attention, with a mask of numbers, or with more in its formula, such as Gemma 2's soft cap.
+        UserError: the attention does more than share projections, such as "kv+pos". The model's forward pass raises
+            UserError for a model with cross-attention, for a mask that is not boolean, and for a formula with more
+            terms, such as Gemma 2's soft cap.
     """
     cls = find_attention(attn)
     if not issubclass(cls, Attention) or any(getattr(cls, name) is not getattr(Attention, name) for name in FORMULA):
@@ -56,7 +57,7 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
     def attend(
         module: nn.Module,
         query: Tensor,  # (B, heads, N, D)
-        key: Tensor,  # (B, kv_heads, M, D), of the cache, too
+        key: Tensor,  # (B, kv_heads, M, D), including cached keys
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
@@ -65,7 +66,7 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
         **others: Any,
     ) -> tuple[Tensor, None]:
         if more := [name for name in UNKNOWN if others.get(name) is not None]:
-            raise UserError(f"{type(module).__name__} has {more[0]}, which attentions of kvt do not")
+            raise UserError(f"{type(module).__name__} has {more[0]}, which kvt's attentions do not support")
         config = getattr(module, "config", None)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             raise UserError(f"{type(module).__name__} is of a model with cross-attention, which needs its query")
@@ -73,13 +74,13 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
             raise UserError(f"an attention mask of {attention_mask.dtype}: pass a boolean one, True where to attend")
         (heads, n, d), m = query.shape[1:], key.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and attention_mask is None and 1 < n < m:  # the prompt in a static cache, whose end is empty
+        if causal and attention_mask is None and 1 < n < m:  # a prompt in a static cache, which is empty after it
             key, value, m = key[:, :, :n], value[:, :, :n], n
         given = {"q": query, "k": key, "v": value}
         q, k, v = (given[role] for role in roles)
         mask, with_self = attention_mask, attend_self
         if mask is None or n == m:
-            q = q[:, :, -n:]  # of keys, the last are those of the queries' own tokens
+            q = q[:, :, -n:]  # if keys act as queries: the last n keys belong to the queries' tokens
         else:
             own = _last_allowed(mask)
             q = q if roles[0] == "q" else _at(q, own)
@@ -95,9 +96,9 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
 
 
 def _last_allowed(mask: Tensor) -> Tensor:
-    """Return the position of each query's own key, the last that its mask allows: (B, 1, N, M) → int64 (B, 1, N).
+    """Return the position of each query's own key, the last key that the mask allows: (B, 1, N, M) → int64 (B, 1, N).
 
-    In a static cache it is not among the last positions, which are still empty.
+    In a static cache the last positions are still empty, so the own key comes before them.
     """
     return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1)
 
@@ -109,13 +110,14 @@ def _at(keys: Tensor, places: Tensor) -> Tensor:
 
 
 class _Made(type):
-    """The type of the classes that `timm_attention` makes, which are pickled as its arguments."""
+    """Metaclass of the classes that `timm_attention` returns; such a class is pickled as the arguments of that call."""
 
 
 class TimmAttention(nn.Module, metaclass=_Made):
-    """An attention with the interface of timm's: `Block` and `VisionTransformer` take a class of it as `attn_layer`.
+    """Base of the attention classes that timm's `Block` and `VisionTransformer` accept as `attn_layer`.
 
-    `timm_attention("kv")` makes one. Masks are boolean, True where a token may attend, or are added to the logits.
+    `timm_attention("kv")` returns such a class. A mask is boolean, True where a token may attend, or is added to the
+    logits.
     """
 
     attn: str
@@ -148,11 +150,11 @@ class TimmAttention(nn.Module, metaclass=_Made):
 
     @property
     def proj(self) -> nn.Module:
-        """The output projection, by timm's name: some models scale its initial weight."""
+        """The output projection under timm's name, by which some models scale its initial weight."""
         return self.attention.get_submodule("output")
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, dim) → (B, N, dim)."""
+        """Apply the attention and dropout: (B, N, dim) → (B, N, dim)."""
         masks = {}
         if attn_mask is not None:
             masks["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask[(None,) * (4 - attn_mask.ndim)]
@@ -165,8 +167,8 @@ def timm_attention(attn: str = "kv", *, max_len: int | None = None, **settings: 
         timm.create_model("vit_tiny_patch16_224", attn_layer=timm_attention("kv"))
 
     Args:
-        attn: a name in `ATTENTION` or an import path.
-        max_len: number of patches and class tokens, for variants with positions.
+        attn: a name in `ATTENTION`, or the import path of an attention class.
+        max_len: number of tokens (patches and class tokens), for variants with positions.
         settings: further arguments of the variant, such as attend_self=False.
     """
     made: Any = _Made("TimmAttention", (TimmAttention,), {"attn": attn, "max_len": max_len, "settings": settings})

@@ -15,12 +15,12 @@ class AttentionMap(NamedTuple):
 
     layer: str  # its name in the model
     weights: Tensor  # the map, (B, heads, N, M)
-    scores: Tensor | None  # of self-attention that is a softmax of logits: these before any mask, (B, heads, N, M)
+    scores: Tensor | None  # the logits before any mask, (B, heads, N, M); None for cross-attention or without logits
 
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
-    """Context manager: a list to which every forward pass adds one `AttentionMap` per `Attention` layer.
+    """Context manager: collect one `AttentionMap` per `Attention` layer and forward pass, in a list.
 
     >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:
@@ -50,66 +50,74 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
 
 def asymmetry(scores: Tensor) -> Tensor:
-    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, from 0 (symmetric, or all zeros) to 2: (…, N, N) → (…)."""
+    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm: (…, N, N) → (…).
+
+    A symmetric matrix and a zero matrix have 0; a skew-symmetric matrix has 2, the maximum.
+    """
     norm = torch.linalg.matrix_norm(scores)
     return torch.linalg.matrix_norm(scores - scores.mT) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 
 def row_entropy(weights: Tensor) -> Tensor:
-    """Return the mean over rows of −Σ_j A_ij ln A_ij, in nats, from 0 (one key each) to ln M: (…, N, M) → (…)."""
+    """Return the mean over rows of −Σ_j A_ij ln A_ij, in nats: (…, N, M) → (…).
+
+    The entropy is 0 if every query attends to a single key, and ln M if it attends to all keys equally.
+    """
     return torch.special.entr(weights).sum(-1).mean(-1)
 
 
 def eigenvalues(weights: Tensor) -> Tensor:
-    """Return the eigenvalues of attention maps, in no order: (…, N, N) → complex (…, N).
+    """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    One of them is 1, none is longer. Those of a head with symmetric scores are real; see docs/symmetry.md.
+    One eigenvalue is 1, and none has a greater absolute value. A head with symmetric scores has real eigenvalues; see
+    docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 
 
 def looked_at(scores: Tensor) -> Tensor:
-    """Return the column of the largest entry off the diagonal in each row: (…, N, N) → int64 (…, N).
+    """Return the column of the largest off-diagonal entry of each row: (…, N, N) → int64 (…, N).
 
-    Of an attention map or its logits, it is the token that each token looks at. N must be at least 2.
+    For an attention map or its logits, this is the other token that a token attends to most. N must be at least 2.
     """
     diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     return scores.masked_fill(diagonal, float("-inf")).argmax(-1)
 
 
 def cycle_lengths(successor: Tensor) -> list[int]:
-    """Return the lengths of the cycles of the map i → successor[i], int64 (N), in ascending order.
+    """Return the lengths of the cycles of the map i → successor[i], in ascending order; `successor` is int64 (N).
 
-    From every index the map leads into a cycle; only in a permutation is every index on one.
+    Following the map from any index ends in a cycle. All indices lie on cycles only if the map is a permutation.
 
     >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
     [2, 3]
     """
-    seen: dict[int, int] = {}  # when a place was reached
+    seen: dict[int, int] = {}  # index → number of indices that were visited before it
     lengths = []
     for place in range(len(successor)):
         start = len(seen)
         while place not in seen:
             seen[place] = len(seen)
             place = int(successor[place])
-        if seen[place] >= start:  # back on this walk, not on an earlier one
+        if seen[place] >= start:  # the walk met itself, not an earlier walk
             lengths.append(len(seen) - seen[place])
     return sorted(lengths)
 
 
 @torch.no_grad()
 def symmetric_share(layer: Attention) -> Tensor:
-    """Return how symmetric each head is, ‖½ (M + Mᵀ)‖² / ‖M‖² of M = W_Q W_Kᵀ in s_ij = x_iᵀ M x_j: (heads).
+    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head's M = W_Q W_Kᵀ, where s_ij = x_iᵀ M x_j: shape (heads).
 
-    1 is symmetric, as in `KV`; 0 is skew; independent random weights are near ½. A turned key counts as the query: in
-    `KVPhase`, M = W_K R(φ) W_Kᵀ. Left out are biases, positions, and weights of the score itself ("bilinear"). NaN
-    where there is no M: queries or keys are not linear in the token, as behind a norm, or keys are another layer's.
+    The result is 1 for symmetric M, as in `KV`, 0 for skew-symmetric M, and about ½ for independent random weights.
+    `KVPhase` has M = W_K R(φ) W_Kᵀ. Biases, positions and the weights of a "bilinear" score are left out. The result is
+    NaN if queries or keys are not linear in the token, for instance behind a norm, or if another layer computes the
+    keys.
     """
     weight = next(layer.projection.parameters())
     none = torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)
     if layer.borrows_keys:
         return none
-    unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # a token a direction
+    unit = torch.eye(layer.output.in_features, dtype=weight.dtype, device=weight.device)[None]  # tokens: unit vectors
 
     def directions(tokens: Tensor) -> list[Tensor]:
         return [layer._repeat_groups(part) for part in layer.project(tokens)[:2]]

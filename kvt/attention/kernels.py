@@ -1,7 +1,7 @@
-"""The operations of attention in their fastest form: dropout, masked softmax, softmax(gain · scale · Q Kᵀ + bias) V.
+"""Fast implementations of dropout, masked softmax and softmax(gain · scale · Q Kᵀ + bias) V.
 
-Masks are boolean, True where a query may attend to a key. Of grouped heads, head i of kv_heads keys and values serves
-the queries of heads i · group to (i + 1) · group − 1, with group = heads / kv_heads.
+Masks are boolean, True where a query may attend to a key. With grouped heads, key and value head i serves the query
+heads i · group to (i + 1) · group − 1, where group = heads / kv_heads.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from kvt.system import hardware
 from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
-"""The largest number of keys at which the fused kernel is slower on a CPU, for both values of `fast_products`."""
+"""For each value of `fast_products`: the largest number of keys for which a CPU's fused kernel is slower."""
 
 
 _explicit = False
@@ -25,11 +25,10 @@ _explicit = False
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager: compute whole attention maps instead of calling fused kernels, for counting operations.
+    """Context manager that computes whole attention maps instead of calling fused kernels, for counting operations.
 
-    Attention with a bias of shape (N, M) still calls a fused kernel.
-
-    The fused kernels compute more products than the formula has, such as those of padded channels.
+    The fused kernels compute more products than the formula has, for example for padded channels. Attention with a bias
+    of shape (N, M) still calls a fused kernel.
     """
     global _explicit
     before, _explicit = _explicit, True
@@ -40,10 +39,11 @@ def explicit_maps() -> Iterator[None]:
 
 
 class Dropout(nn.Dropout):
-    """x · mask / (1 − p) in training, each entry of the mask 0 with probability p and else 1; x in evaluation.
+    """Dropout: x · mask / (1 − p) in training, where a mask entry is 0 with probability p and 1 otherwise.
 
-    On a CPU, the mask compares 16 random bits per entry, drawn 64 at a time, with p · 2¹⁶: three times as fast as
-    torch's dropout. There, p is rounded to a multiple of 2⁻¹⁶ below 1, in mask and scale alike.
+    In evaluation the output is x. On a CPU, a mask entry compares 16 random bits, of 64 that are drawn at once, with
+    p · 2¹⁶. This is three times as fast as torch's dropout. It rounds p to a multiple of 2⁻¹⁶ below 1, in the mask and
+    in the scale.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ class Dropout(nn.Dropout):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Apply `Dropout` as in training, with p in [0, 1)."""
+    """Apply `Dropout` in training mode, with p in [0, 1)."""
     if x.device.type != "cpu":
         return F.dropout(x, p)
     dropped = min(round(p * 2**16), 2**16 - 1)
     if not dropped:
         return x
     bits = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    # in place, as 0 and 1: booleans take five times as long to make, and to convert
+    # in place, as integers 0 and 1: making and converting booleans takes five times as long
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape).ge_(dropped - 2**15)
     return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
@@ -92,7 +92,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask into a boolean mask and the finite numbers to add to the logits, None for a boolean mask."""
+    """Split a mask into a boolean mask and the finite numbers to add to the logits (None if the mask is boolean)."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -102,9 +102,9 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return which queries may attend to which keys, broadcastable to (B, heads, N, M); None where all may.
+    """Return a boolean mask of the allowed pairs, broadcastable to (B, heads, N, M); None if all pairs are allowed.
 
-    The queries are the last `num_queries` of the `num_keys` positions.
+    The queries are at the last `num_queries` of the `num_keys` positions.
     """
     if not causal or num_queries == 1:  # the newest token may attend to every key
         return mask
@@ -113,37 +113,40 @@ def allowed_pairs(
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return which key is the query's own token, (N, M), the queries being the last of the positions."""
+    """Return a boolean mask, (N, M), of the pairs of a query and its own token; the queries are the last positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 
 
 def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor:
-    """Return `allowed_pairs` without a query's own token, except where that is all it may attend to."""
+    """Return `allowed_pairs` without the pairs of a query and its own token, by the rule of `leave_out`."""
     own = own_pairs(num_queries, num_keys, device)
     allowed = allowed_pairs(num_queries, num_keys, mask, causal, device)
     return leave_out(own, torch.ones_like(own) if allowed is None else allowed)
 
 
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
-    """Return the allowed pairs without a query's own token, (…, N, M), except where that is all it may attend to."""
+    """Return the allowed pairs, (…, N, M), without the pairs of a query and its own token.
+
+    A query that may attend to no other token keeps its own.
+    """
     others = allowed & ~own
-    return others | (allowed & ~others.any(-1, keepdim=True))  # no `where`: ONNX Runtime has none of booleans
+    return others | (allowed & ~others.any(-1, keepdim=True))  # ONNX Runtime has no `where` of booleans
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits (B, heads, N, M); the row of a query without any allowed key is zero.
+    """Return the attention map of logits (B, heads, N, M); a row is zero if the query may attend to no key.
 
-    A mask of numbers is added to the logits.
+    A mask that is not boolean is added to the logits.
     """
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
     if allowed is None:
         return logits.softmax(-1)
-    # a finite fill: −inf would give a row without any key NaN, in its value and gradient
+    # a finite number: with −inf, the value and the gradient of a row without allowed keys would be NaN
     weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
-    # a causal mask alone leaves every row a key, unless there are more queries than keys
+    # with a causal mask alone every row has an allowed key, unless there are more queries than keys
     leaves_none = mask is not None or logits.shape[-2] > logits.shape[-1]
     return weights.masked_fill(~allowed, 0.0) if leaves_none else weights
 
@@ -161,20 +164,22 @@ def dot_product_attention(
     bias: Tensor | None,
     p: float,
 ) -> Tensor:
-    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest way for its size.
+    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest available kernel.
 
     Args:
-        q: (B, heads, N, D); k and v: (B, kv_heads, M, D).
+        q: queries, (B, heads, N, D).
+        k, v: keys and values, (B, kv_heads, M, D).
         mask: boolean, or numbers that are added to the logits.
-        attend_self: False for the pairs of `without_self`.
+        causal: whether a query attends only to its own and earlier tokens.
+        attend_self: False leaves out a query's own token, as `without_self`.
         gain: broadcastable to (B, heads, 1, 1).
-        bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias of the keys alone.
+        bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias that depends on the key alone.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
     if added is not None:
         bias = added if bias is None else bias + added
-    # an exported graph is for texts of one token, too: without the first, none would be left
+    # not in an exported graph, which also accepts one token: without the first token, no token would be left
     if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
     if not attend_self:
@@ -182,7 +187,7 @@ def dot_product_attention(
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # torch.jit.trace has tensors for sizes
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # the product reads shared keys once for all heads of a group; an exported graph is for all lengths
+    # one query of grouped heads: the product reads a shared key once per group; an exported graph accepts any length
     if _explicit or torch.compiler.is_exporting():
         small = _explicit
     else:
@@ -190,12 +195,12 @@ def dot_product_attention(
     if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):
-        # some fused kernels of a GPU take no groups, and a head's bias of its keys needs keys of its own
+        # some fused kernels of GPUs support no groups; a key bias that differs by head needs separate keys per head
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     fused = partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale, enable_gqa=grouped)
     if gain is not None:
         q = q * gain.to(q.dtype)
-    # the fused kernel's own causal flag aligns queries with the first keys, and excludes a mask
+    # the fused kernel's causal flag aligns the queries with the first keys, and cannot be combined with a mask
     kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # no torch.SymBool
     allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
     if bias is None:
@@ -204,8 +209,8 @@ def dot_product_attention(
     if pair_bias:  # as the kernel's additive mask
         bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
         return fused(q, k, v, bias)
-    # a bias of the keys becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-    # on a GPU up to a multiple of 8 channels, which the fused kernels require there
+    # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
+    # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
     head_dim = q.shape[-1]
     more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
     q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
@@ -214,9 +219,10 @@ def dot_product_attention(
 
 
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
-    """Return causal attention without self: the first token's own value, and causal attention to all keys but the last.
+    """Return causal attention in which every token but the first attends only to earlier tokens.
 
-    So it needs a mask only where causal attention needs one.
+    The first token attends to itself. The others are computed as causal attention to all keys but the last, so that no
+    mask is needed when causal attention needs none.
     """
     first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
     own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])
@@ -230,14 +236,14 @@ def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: 
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), the bias within the product unless heads are grouped."""
-    if q.shape[-2] > 1:  # heads are strided views of a projection: copied once here, else in every product
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); one `baddbmm` adds the bias unless heads are grouped."""
+    if q.shape[-2] > 1:  # heads are strided views of a projection: copied here once, not in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
     batch, heads = q.shape[:2]
     if bias is None:
         return product(q, k.mT)
-    if k.shape[1] < heads:  # its rows are of several heads, each with its bias
+    if k.shape[1] < heads:  # the rows of one product belong to several heads, with different biases
         return product(q, k.mT) + bias.to(q.dtype)
     if bias.shape[:-2].numel() > 1:
         bias = bias.expand(batch, heads, 1, -1)

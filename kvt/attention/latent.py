@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values are read from one small vector of each token, which is cached."""
+"""Multi-head latent attention: keys and values are computed from a small cached vector of each token."""
 
 from typing import Any
 
@@ -14,20 +14,21 @@ PRODUCTS = [name for name, score in SCORES.items() if getattr(score, "features",
 
 
 class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
-    """softmax(α Q (C U)ᵀ) C W: keys and values are read from a latent C of rank r, which alone is cached.
+    """softmax(α Q (C U)ᵀ) C W: keys and values are linear maps of a latent vector of rank r, the only cached tensor.
 
-    c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11), c_j with r numbers for
-    all heads, U and W of each head. Neither keys nor values are ever made: a query asks the latent, q · U c = Uᵀq · c,
-    and values are read once weighed, Σ a_j W c_j = W Σ a_j c_j (§2.1.2, end). So it is `QSharedKV` with one head of r
-    channels that is key and value.
+    c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11). All heads share c_j, a
+    vector of r numbers; each head has its own U and W. Keys and values are never computed: q · U c = Uᵀq · c, and
+    Σ a_j W c_j = W Σ a_j c_j (end of §2.1.2). The layer therefore equals `QSharedKV` with one head of r channels that
+    acts as key and value.
 
-    Rotations do not commute with U. With `rope`, d_R = rope · head_dim more channels of each query, and of one key for
-    all heads, are rotated and cached: the decoupled part, eq. 14 to 18, score (Uᵀq · c + R q' · R k') / √(head_dim +
-    d_R). Not here: the low-rank query (eq. 12 and 13) and the norm of the latent.
+    Rotations do not commute with U. With `rope`, a query and the shared key have d_R = rope · head_dim more channels,
+    q' and k', which are rotated; k' is cached. The score is (Uᵀq · c + R q' · R k') / √(head_dim + d_R) (decoupled
+    rotary positions, eq. 14 to 18). Not implemented: the low-rank query (eq. 12 and 13) and the norm of the latent.
 
     Args:
-        rank: r; default: two heads' channels, so that as much is cached as in multi-query attention.
-        kv_heads: number of latents, each for heads / kv_heads heads (grouped latent attention, Zadouri et al. 2025).
+        rank: r; default: twice the channels of a head, so that the cache is as large as in multi-query attention.
+        kv_heads: number of latent vectors; heads / kv_heads heads share one of them (grouped latent attention, Zadouri
+            et al. 2025).
         score: scaled_dot, model_scaled_dot or dot.
         rope: d_R / head_dim, from 0 to 1.
     """
@@ -46,7 +47,7 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         super().__init__(dim, heads, kv_heads=kv_heads, score=score, bias=bias, **kwargs)
         if score not in PRODUCTS:
             names = ", ".join(PRODUCTS)
-            raise UserError(f"score={score}: MLA has no keys, only products with them: choose from {names}")
+            raise UserError(f"score={score}: MLA supports only dot products of queries and keys: choose from {names}")
         self.rank = 2 * self.head_dim if rank is None else rank
         require_positive(rank=self.rank)
         self.rotated = self.rotary.channels

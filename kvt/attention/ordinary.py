@@ -1,4 +1,4 @@
-"""Tests whether code may read the weights of a layer without calling it, and reads or sets weights if it may not."""
+"""Read and set the weights of layers that tools such as adapters, quantisation or pruning may have changed."""
 
 from collections.abc import Callable
 from typing import TypeGuard
@@ -11,7 +11,7 @@ from kvt.system.errors import UserError
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling the module also runs hooks, or a `forward` that replaces that of its class."""
+    """Return whether calling the module runs hooks, or a `forward` that was set on the instance."""
     before = module._forward_pre_hooks or module._backward_pre_hooks
     after = module._forward_hooks or module._backward_hooks
     return bool(before or after) or "forward" in module.__dict__
@@ -20,8 +20,8 @@ def has_hooks(module: nn.Module) -> bool:
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether calling the layer computes x Wᵀ + b with its own weight and bias, and nothing else.
 
-    False for an adapter, a quantised layer, and a layer with hooks, as pruning, sharding and attribution add them. Such
-    a layer must be called: code that reads its weights would bypass the tool.
+    The result is False for an adapter, a quantised layer, and a layer with hooks, which pruning, sharding and
+    attribution add. Such a layer must be called: code that reads its weights would bypass the tool.
     """
     tensors = layer._parameters.values()
     return (
@@ -45,10 +45,10 @@ def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tens
 
 
 def fill_weight(layer: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
-    """Set the weight of a layer by a function that fills a tensor in place, through the weight's parametrisation.
+    """Set the weight of a layer with `fill`, which fills a tensor in place; a parametrised weight is set through it.
 
     Raises:
-        UserError: the weight is computed from others by a hook, so that a new value would be lost.
+        UserError: a hook computes the weight from other tensors, so that a new value would be lost.
     """
     weight = layer.weight
     assert isinstance(weight, Tensor)

@@ -1,4 +1,4 @@
-"""Fixed positional encodings: of a sequence, and of an attention map."""
+"""Fixed positional encodings of a sequence and of an attention map."""
 
 import math
 
@@ -9,7 +9,7 @@ from kvt.system.errors import UserError
 
 
 def sinusoid(length: int, dim: int) -> Tensor:
-    """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim), sine and cosine interleaved.
+    """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim), with sine and cosine interleaved.
 
     P[p, 2i] = sin(p / 10000^(2i/dim)),  P[p, 2i+1] = cos(p / 10000^(2i/dim))   (Vaswani et al. 2017, §3.5)
     """
@@ -21,10 +21,10 @@ def sinusoid(length: int, dim: int) -> Tensor:
 
 
 def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Return the 2-D sinusoid of an attention map as its row part (length, r) and its column part (length, c).
+    """Return the row part, (length, r), and the column part, (length, c), of a 2-D sinusoidal encoding.
 
-    Cell (i, j) of the encoding is rows[i] followed by columns[j], so that no channel depends on both
-    (`PositionalEncoding2D` of the package positional-encodings): r + c = channels, columns = rows[:, :c].
+    Cell (i, j) of the encoding is rows[i] followed by columns[j], with r + c = channels and columns = rows[:, :c]. No
+    channel depends on both i and j (`PositionalEncoding2D` of the package positional-encodings).
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]

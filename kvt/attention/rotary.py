@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE): pairs of channels are rotated by angles proportional to the position."""
+"""Rotary position embeddings (RoPE), which rotate pairs of channels by angles proportional to the position."""
 
 from math import ceil
 
@@ -11,20 +11,20 @@ from kvt.system.errors import UserError, require_positive
 class Rotary:
     """Rotary position embedding of queries and keys (Su et al. 2021, "RoFormer", §3.2.2).
 
-    R_p x turns pair i of the first r channels, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), by
-    θ = p · base^(−2i/r) at position p; the other channels stay. It keeps norms, and (R_p q)·(R_s k) = q·(R_(s−p) k)
-    depends on positions by their difference alone.
+    At position p, R_p rotates pair i of the first r channels, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), by the
+    angle θ = p · base^(−2i/r). The other channels are unchanged. R_p keeps norms, and (R_p q)·(R_s k) = q·(R_(s−p) k)
+    depends only on the difference of the positions.
 
     Args:
         share: r / head_dim, from 0 to 1; r must be even.
         head_dim: channels of a head.
-        base: 2π times it is about the wavelength, in tokens, of the slowest pair.
+        base: base of the frequencies; the slowest pair has a wavelength of about 2π · base tokens.
     """
 
     def __init__(self, share: float, head_dim: int, base: float) -> None:
         require_positive(rope_base=base)
         if not 0 <= share <= 1:
-            raise UserError(f"rope={share} must be from 0 to 1: the share of a head's channels that is rotated")
+            raise UserError(f"rope={share} must be from 0 to 1: it is the share of a head's channels to rotate")
         channels = share * head_dim
         self.channels, self.base = 2 * round(channels / 2), base
         if abs(self.channels - channels) > 1e-3:  # a share such as 0.3333 is rounded
@@ -34,17 +34,17 @@ class Rotary:
             raise UserError(f"{count}, but channels are rotated in pairs: choose rope={choice}")
 
     def __call__(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x, (…, N, head_dim), the first of its N tokens at position `start`."""
+        """Rotate x, (…, N, head_dim), whose N tokens have the positions `start`, `start` + 1, …."""
         return self._turn(x, start, 1)
 
     def back(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x back, the inverse of calling this with the same arguments."""
+        """Apply the inverse rotation of `__call__` with the same arguments."""
         return self._turn(x, start, -1)
 
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:
         if not self.channels:
             return x
-        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision has no place for angles of late tokens
+        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse for large angles
         position = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)
         pair = torch.arange(0, self.channels, 2, device=x.device, dtype=dtype)
         angle = sign * position[:, None] * self.base ** (-pair / self.channels)  # (N, r / 2)
@@ -52,7 +52,7 @@ class Rotary:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate pairs of the first channels of x, (…, D), by angles in radians, (…, number of pairs)."""
+    """Rotate pairs of the first channels of x, (…, D), by `angle` in radians, (…, number of pairs)."""
     channels = 2 * angle.shape[-1]
     a, b = x[..., :channels].unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angle.cos(), angle.sin()
@@ -61,10 +61,10 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def whole_pairs(share: float, dim: int, heads: int) -> float:
-    """Round a share of a head's channels up so that they form whole pairs.
+    """Round a share of a head's channels up to a whole number of pairs of channels.
 
     >>> whole_pairs(1 / 8, dim=64, heads=1), whole_pairs(1 / 8, dim=64, heads=16)
     (0.125, 0.5)
     """
-    head_dim = max(1, dim // max(1, heads))  # impossible sizes are named elsewhere
+    head_dim = max(1, dim // max(1, heads))  # `Attention` raises UserError for impossible sizes
     return min(1.0, 2 * ceil(share * head_dim / 2) / head_dim)

@@ -1,4 +1,4 @@
-"""Shared key and value projections as in Gemma 4 and DeepSeek-V4 (checked against their code in transformers)."""
+"""Shared key and value projections as in Gemma 4 and DeepSeek-V4, tested against the code in transformers."""
 
 from typing import Any, ClassVar
 
@@ -9,11 +9,14 @@ from kvt.attention.rotary import whole_pairs
 from kvt.attention.variants import QSharedKV
 from kvt.system.errors import UserError
 
-EPS = 1e-6  # of the norms, in both models
+EPS = 1e-6  # epsilon of the RMS norms of both models
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMS norm over the channels of a head; its weight takes the type of x, so that autocast runs the fused kernel."""
+    """RMS norm over the channels of a head.
+
+    Its weight is converted to the type of x, so that the fused kernel runs under autocast.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(x.dtype)
@@ -24,7 +27,8 @@ class NormedSharedKV(QSharedKV):
     """`QSharedKV` with RMS norms over the channels of a head and rotary positions; self-attention only.
 
     Args:
-        rope: share of a head's channels that is rotated; default: the model's, rounded up to whole pairs of channels.
+        rope: share of a head's channels to rotate. Default: the share in Gemma 4 or DeepSeek-V4, rounded up to whole
+            pairs of channels.
     """
 
     share: ClassVar[float]
@@ -37,7 +41,7 @@ class NormedSharedKV(QSharedKV):
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if context is not None:
-            raise UserError(f"{type(self).__name__} is of a decoder without cross-attention: use QKV for a context")
+            raise UserError(f"{type(self).__name__} supports self-attention only: use QKV for a context")
         q, k, v = super().project(x)
         return q, self.key_norm(k), v
 
@@ -50,16 +54,16 @@ class NormedSharedKV(QSharedKV):
 
 
 class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)", colour="#332288"):
-    """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: k̂ and v̂ are of one projection, as in the global layers of Gemma 4.
+    """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: key and value share a projection, as in the global layers of Gemma 4.
 
-    k̂ = g ⊙ rms(k), q̂ = h ⊙ rms(q) with learned scales g and h; v̂ = rms(k), without a scale and without rotation. A
-    quarter of the channels is rotated. Key and value differ after the norms, so that both are cached: what sharing
-    saves is weights. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. The model has α = 1, here
-    score="dot", and fewer key and value heads.)
+    k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. A
+    quarter of the channels is rotated. Key and value differ after the norms, and both are cached. Sharing therefore
+    saves weights, but no cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4 has α = 1,
+    which is score="dot" here, and fewer key and value heads than heads.)
 
     Args:
-        rope_base: the model's 1,000,000 is over all channels of a head, base^(−2i/D); of a quarter, it is its fourth
-            root.
+        rope_base: base of the rotation frequencies. Gemma 4's angles are 1,000,000^(−2i/D) for a head of D channels.
+            Counted over a quarter of the channels, this is the base 1,000,000^(1/4), the default.
     """
 
     share = 1 / 4
@@ -76,10 +80,11 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (DeepSeek)", colour="#DDCC77"):
     """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is key and value, as in DeepSeek-V4.
 
-    k̂ = g ⊙ rms(k) with a learned scale g, q̂ = rms(q). An eighth of the channels is rotated, of the value too; rotated
-    back where it is asked, a token sees R_(j−i) k̂_j, which depends on how far away it stands. All heads share one key,
-    which is cached once. (Hugging Face transformers, models/deepseek_v4, where 64 of 512 channels are rotated. Not
-    here: the low-rank query and output, attention sinks, and the compressed tokens beyond a window of 128.)
+    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels is rotated, also in the value. The
+    output of query i is rotated back by R_iᵀ, so that it depends on the distance j − i through R_(j−i) k̂_j. All heads
+    share one key, which is cached once. (Hugging Face transformers, models/deepseek_v4, where 64 of 512 channels
+    are rotated. Not implemented: the low-rank query and output, attention sinks, and the compressed tokens beyond a
+    window of 128.)
     """
 
     share = 1 / 8

@@ -1,4 +1,4 @@
-"""The attention variants, each by the projections it owns."""
+"""The attention variants. In their formulas, α is the scale of the score: 1/√head_dim by default."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class QKV(Attention, name="qkv", label="QKV", colour="#0072B2"):
     """softmax(α Q Kᵀ) V: the usual attention (Vaswani et al. 2017; Borji 2023, eq. 1).
 
     Args:
-        init: "symmetric" gives queries and keys the same initial weights; default: independent ones.
+        init: "symmetric" gives the query and key projections the same initial weights. Default: independent weights.
     """
 
     projections = "qkv"
@@ -57,7 +57,7 @@ class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"
 
 
 class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
-    """softmax(α X Kᵀ) V: the token itself, split into heads, is its query (Karbevski and Mijoski 2025)."""
+    """softmax(α X Kᵀ) V: the input token, split into heads, is the query (Karbevski and Mijoski 2025)."""
 
     projections = "kkv"
 
@@ -67,13 +67,13 @@ class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
 
 
 class QSharedKV(Attention, name="q-kv", label="Q≠K=V", colour="#CC79A7"):
-    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q≠K=V" of the follow-up)."""
+    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q≠K=V" in the follow-up paper)."""
 
     projections = "qkk"
 
 
 class K(Attention, name="k", label="Q=K=V", colour="#E69F00"):
-    """softmax(α K Kᵀ) K: one projection for all three roles ("Q=K=V" of the follow-up)."""
+    """softmax(α K Kᵀ) K: query, key and value share one projection ("Q=K=V" in the follow-up paper)."""
 
     projections = "kkk"
 
@@ -87,7 +87,7 @@ class KPhase(Phase, K, name="k+phase", label="Q=K=V+Phase", colour="#999933"):
 
 
 class Identity(Attention, name="identity", label="Identity", colour="#777777"):
-    """A = I: every token attends to itself alone, so tokens exchange nothing."""
+    """A = I: every token attends only to itself, so that tokens exchange no information."""
 
     projections = "vvv"
 

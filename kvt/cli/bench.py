@@ -1,6 +1,5 @@
 """The command `kvt bench`."""
 
-import re
 from itertools import product
 from typing import Any
 
@@ -8,14 +7,14 @@ import torch
 from tqdm import tqdm
 
 from kvt.attention import ATTENTION
-from kvt.attention.factory import find_attention, keyword_arguments
+from kvt.attention.factory import find_attention, keyword_arguments, parse_attention
 from kvt.bench.compare import Variant, compare
 from kvt.bench.costs import DECODING, TRAINING
 from kvt.bench.measure import decoding
 from kvt.bench.table import csv_columns, csv_row, markdown
 from kvt.system.console import tell
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import parse_settings, require_writable, user_path, write_atomically, write_csv
+from kvt.system.files import require_writable, user_path, write_atomically, write_csv
 from kvt.system.hardware import tune
 from kvt.view.maps import save
 
@@ -114,9 +113,8 @@ def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Va
 
 
 def _variant(words: str, heads: int, kv_heads: int) -> Variant:
-    """Return the variant of an attention such as "mla" or "mla,rank=128", with these numbers of heads."""
-    name, *arguments = re.split(r",(?=\w+=)", words)
-    settings = parse_settings(arguments, f"--attn {name}")
+    """Parse an attention, such as "mla" or "mla,rank=128", into a variant with these heads, named as in reports."""
+    name, settings = parse_attention(words)
     grouped = not settings and "kv_heads" in keyword_arguments(find_attention(name))
     details = [f"{setting} {value}" for setting, value in settings.items()]
     label = ", ".join([name if name in ATTENTION else name.rpartition(".")[2], *details])

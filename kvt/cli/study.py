@@ -31,7 +31,7 @@ def study_run(
     list: bool = False,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
-    """Makes the runs of a grid that are not done yet.
+    """Make the runs of a grid that are not done yet.
 
     A killed run resumes from its last checkpoint, a failed, damaged or outdated one is left as it is. You may
     stop this at any time: the same command resumes. Several studies, on one machine or many, may share a folder and
@@ -63,7 +63,7 @@ def study_report(
     from_: list[str] = NO_FOLDERS,
     format: list[str] = NO_FORMATS,
 ) -> None:
-    """Writes the report of a grid.
+    """Write the report of a grid.
 
     It is report.md with its pictures, report.html with them inside, explorer.html to look at all runs, tables.csv with
     all numbers, and runs.csv.
@@ -87,9 +87,9 @@ def study_report(
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
-    """Collects the results of a grid in a record: a small folder without checkpoints, to keep and to share.
+    """Collect the results of a grid in a record: a small folder without checkpoints, to keep and to share.
 
-    A record that exists is widened: what it has stays, and what was made again comes beside it.
+    A record that exists is widened: its results stay, and results of runs that were made again are added.
 
     Args:
         grids: a YAML file, or the name of a grid that comes with kvt, such as table2.

@@ -1,4 +1,4 @@
-"""Random crop, resize and flip of a whole batch at once, on the batch's own device."""
+"""Random crop, resize and flip of whole batches of images on any device."""
 
 import math
 
@@ -13,8 +13,8 @@ def random_resized_crop_flip(
 ) -> Tensor:
     """Apply `RandomResizedCrop(scale, ratio)` and `RandomHorizontalFlip(flip)` to each image independently.
 
-    `images` is (B, C, H, W), uint8 or float; returns float32 of the same shape and range of values. All draws come
-    from torch's default generator of the images' device.
+    `images` is (B, C, H, W), uint8 or float. The result is float32 with the same shape and range of values. All random
+    numbers come from torch's default generator of the images' device.
     """
     b, _, height, width = images.shape
     boxes = crop_boxes(b, height, width, scale, ratio, images.device)
@@ -22,10 +22,11 @@ def random_resized_crop_flip(
 
 
 def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, device: torch.device) -> Tensor:
-    """Draw `n` boxes, int64 (n, 4) of (top, left, height, width), as `RandomResizedCrop.get_params` of torchvision.
+    """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4).
 
-    A box's share of the area is uniform in `scale`, its width / height log-uniform in `ratio`; of ten tries the first
-    that fits is placed uniformly. If none fits, it is the largest centred box of an allowed ratio.
+    The distribution is that of torchvision's `RandomResizedCrop.get_params`. The box's share of the image area is
+    uniform in `scale`, and width / height is log-uniform in `ratio`. The first of ten drawn sizes that fits into the
+    image gets a uniform position. If no size fits, the box is the largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -40,40 +41,46 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     most_h = min(height, round(width / ratio[0]))
     most_w = min(width, round(height * ratio[1]))
     centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
-    # Python numbers: a tensor of them would be copied to the device, which has to wait
+    # the centred box stays Python numbers: copying a tensor to the device would make the CPU wait
     return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
 def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize it to its original size and mirror it if `flip[i]`: Rᵢ · imageᵢ · Cᵢᵀ.
 
-    Rᵢ (H, H) and Cᵢ (W, W) hold the weights of PIL's antialiased bilinear filter, so that the result equals
-    `PIL.Image.crop(...).resize(..., BILINEAR)` to within PIL's rounding to integer grey levels.
+    Rᵢ (H, H) and Cᵢ (W, W) hold the weights of PIL's antialiased bilinear filter. The result equals
+    `PIL.Image.crop(...).resize(..., BILINEAR)` up to PIL's rounding to integer grey levels.
 
-    `images` is (B, C, H, W), uint8 or float; `boxes` is (B, 4) of whole (top, left, height, width) inside the
-    image; `flip` is bool (B,). Returns float32 (B, C, H, W).
+    Args:
+        images: (B, C, H, W), uint8 or float.
+        boxes: (top, left, height, width) in whole pixels inside the image, (B, 4).
+        flip: whether to mirror each image, bool (B,).
+
+    Returns:
+        The images, float32 (B, C, H, W).
     """
     channels, height, width = images.shape[1:]
     top, left, h, w = boxes.unbind(1)
     pixel = torch.arange(width, device=images.device)
     rows = _bilinear(top, h, torch.arange(height, device=images.device), height)  # (B, H, H)
     columns = _bilinear(left, w, torch.where(flip[:, None], width - 1 - pixel, pixel), width)  # (B, W, W)
-    # columns first, all channels in one product per image: twice as fast as one einsum over both
+    # columns first, with all channels in one product per image: twice as fast as one einsum over rows and columns
     narrow = images.float().flatten(1, 2) @ columns.mT  # (B, C·H, W)
     return rows.unsqueeze(1) @ narrow.unflatten(1, (channels, height))
 
 
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
-    """Weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
+    """Return weights (B, out, in) that stretch the pixels start .. start + length to `size` pixels.
 
-    A triangle filter around the centre of each output pixel, wider if the crop is shrunk, over pixels of the crop
-    only. `start` and `length` are (B,); `out`, (size) or (B, size), are the indices of the output pixels.
+    The weights are a triangle filter around the centre of the output pixel, over pixels of the crop only. The filter is
+    wider if the crop shrinks. `start` and `length` are (B,). `out` holds the indices of the output pixels, (size) or
+    (B, size).
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size
     pixel = torch.arange(size, device=start.device)
     centre = start + (out.unsqueeze(-1) + 0.5) * step  # (B, out, 1)
-    # in place: on a CPU, fresh memory costs more than the arithmetic
+    # in place: on a CPU, allocating memory takes longer than the arithmetic
     weight = (pixel + 0.5 - centre).abs_().div_(step.clamp(min=1)).neg_().add_(1).clamp_(min=0)  # (B, out, in)
     weight.mul_((pixel >= start) & (pixel < start + length))
     return weight.div_(weight.sum(2, keepdim=True))

@@ -1,4 +1,4 @@
-"""Download published files over https; their SHA-256 is compared before anything opens them."""
+"""Download published files over https, and check their SHA-256 before they are opened."""
 
 import gzip
 import os
@@ -16,7 +16,7 @@ from kvt.data.tensor_files import ELSEWHERE, once
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, sha256_of
 
-TIMEOUT = 20.0  # seconds without an answer
+TIMEOUT = 20.0  # seconds to wait for an answer of the server
 
 
 class Remote(NamedTuple):
@@ -27,9 +27,9 @@ class Remote(NamedTuple):
 
 
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
-    """Return the file `data_dir/name`, downloaded unless it exists; a .gz is unpacked.
+    """Return the path `data_dir/name`, and download the file unless it exists; a .gz is unpacked.
 
-    A file that exists is used as it is: it may be the user's own. Of several processes one downloads.
+    An existing file is not checked, since it may be the user's own. If several processes call this, one downloads.
     """
     path = data_dir / name
     packed = remote.url.endswith(".gz")
@@ -39,9 +39,13 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
-    """Download a published file, whole or not at all, unless it is there already; `unpack` decompresses a .gz.
+    """Download a published file unless it exists with the right SHA-256; a failed download leaves no partial file.
 
-    Raises OSError or HTTPException, also if the content is not the published one.
+    Args:
+        unpack: whether to decompress a .gz file.
+
+    Raises:
+        OSError, HTTPException: the download failed, or its SHA-256 differs from `remote.sha256`.
     """
     if path.is_file() and sha256_of(path) == remote.sha256:
         return
@@ -51,14 +55,14 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
         with progress as content, part.open("wb") as file:
             shutil.copyfileobj(content, file)
         if sha256_of(part) != remote.sha256:
-            raise OSError("its content is not the published one")
+            raise OSError("its SHA-256 is not that of the published file")
         if unpack:
             part.write_bytes(gzip.decompress(part.read_bytes()))
 
 
 @contextmanager
 def network(missing: str, remedy: str) -> Iterator[None]:
-    """Context manager: turn errors of a download into a UserError that says what is missing and what to do."""
+    """Context manager that turns errors of a download into a UserError with the missing file and a remedy."""
     try:
         yield
     except (OSError, HTTPException, RuntimeError) as error:

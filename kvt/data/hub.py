@@ -1,8 +1,8 @@
-"""Data sets by name, as Hugging Face's library `datasets` reads them: hf:NAME or hf:NAME:CONFIGURATION.
+"""Read data sets with Hugging Face's library `datasets`, by the names hf:NAME or hf:NAME:CONFIGURATION.
 
-NAME is that of a data set of the hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is read
-as it is now, and nothing outside it, whatever its files name. #image=COLUMN,label=COLUMN or #text=COLUMN at the end
-chooses among its columns.
+NAME is a data set on the Hugging Face hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is
+read in its present state, not from an older cache of `datasets`. Files outside the folder are never read, even if a
+file inside refers to them. #image=COLUMN,label=COLUMN or #text=COLUMN at the end of the name chooses columns.
 """
 
 import glob
@@ -34,9 +34,9 @@ PREFIX = "hf:"
 
 
 class _Named(NamedTuple):
-    name: str  # or folder
+    name: str  # of a data set on the hub, or the path of a folder
     configuration: str | None
-    columns: dict[str, str]  # by what they are: image, label or text
+    columns: dict[str, str]  # "image", "label" or "text" → name of the column
 
 
 def is_hub(named: str | Path) -> bool:
@@ -53,13 +53,14 @@ def base_name(named: str) -> str:
 
 
 def list_images(named: str) -> Listing:
-    """List the images of a data set and map the classes of all splits by name: splits may number classes differently.
+    """List the images of a data set, with their classes.
 
-    The classes are those of a ClassLabel, or the different strings or integers of train. Raises UserError if there is
-    no column of images or classes, or an image is of none of the classes.
+    The classes are the names of a ClassLabel column, or the distinct strings or integers in the split "train". Classes
+    are matched by name, since two splits may number them differently. Raises UserError if no column has images or
+    classes, or if the class of an image does not occur in "train".
     """
     splits = _load(named, "train", "test")
-    import datasets  # slow, and there by now
+    import datasets  # slow to import; `_load` has imported it
 
     features = splits["train"].features
     image = _column(named, features, "image", lambda feature: isinstance(feature, datasets.Image))
@@ -70,13 +71,13 @@ def list_images(named: str) -> Listing:
         names, values = getattr(rows.features[label], "names", None), rows[label][:]
         known = range(len(names)) if names else {*values} - {None}
         if unlabelled := [i for i, value in enumerate(values) if value not in known]:
-            raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set in which all have one")
+            raise UserError(f"{named} {split}[{unlabelled[0]}] has no class: choose a data set without missing labels")
         values = [names[value] for value in values] if names else values
         if split == "train":
             classes = {name: number for number, name in enumerate(names or sorted({*values}))}
         if strange := [i for i, value in enumerate(values) if value not in classes]:
             is_what = f"{named} {split}[{strange[0]}] is of the class {values[strange[0]]}"
-            raise UserError(f"{is_what}, of which train has no image: remove such images")
+            raise UserError(f"{is_what}, but train has no image of this class: remove such images")
         encoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         found[split] = [
             ImageFile(f"{named} {split}[{i}]", classes[value], partial(_content, encoded, image, i, _parse(named).name))
@@ -87,9 +88,10 @@ def list_images(named: str) -> Listing:
 
 
 def read_texts(named: str) -> dict[str, str]:
-    """Return the text of "train", and of "val" if there is one: all documents, with a line end between two.
+    """Return the text of the split "train", and of "val" if there is one.
 
-    They are the one column of strings, or the one called text; else UserError lists the columns.
+    The text is all documents joined by line ends. The documents are the column named "text", or the only column of
+    strings. If there is no such column, UserError lists the columns.
     """
     splits = _load(named, "train")
     column = _column(named, splits["train"].features, "text", is_strings)
@@ -97,7 +99,10 @@ def read_texts(named: str) -> dict[str, str]:
 
 
 def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return the sentences of each split in the two languages: columns of their names, or one of type Translation."""
+    """Return pairs of sentences for each split.
+
+    They are read from two columns with the names of the languages, or from one column of type Translation.
+    """
     splits = _load(named)
     pairs = {}
     for split, rows in splits.items():
@@ -113,10 +118,10 @@ def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class HubCorpus(Corpus):
-    """The documents of a data set, one for each row: first the split "train", then "val".
+    """The documents of a data set: the rows of the split "train", followed by the rows of "val".
 
-    Rows that are lines, as those of WikiText, are together one document of their split. The rows lie in files that are
-    mapped into memory, and a group of them is a range.
+    If rows are single lines, as in WikiText, all rows of a split together are one document. The rows are in
+    memory-mapped files, and a group is a range of rows.
     """
 
     @cached_property
@@ -177,7 +182,7 @@ def is_discrete(feature: Any) -> bool:
 
 
 def _joined(documents: Iterable[str | None]) -> str:
-    """Join documents with one line end between two, whether or not a document ends with a line end."""
+    """Join documents with one line end between them, even if a document already ends with a line end."""
     rows = [plain(document) for document in documents if document is not None]
     return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
 
@@ -189,10 +194,11 @@ def _column(
     fits: Callable[[Any], bool],
     may_be: Callable[[Any], bool] | None = None,
 ) -> str:
-    """Choose a column: the one that #role= names, else the one called `role`, else the one whose type fits.
+    """Choose a column: the column given by #role=, else the column named `role`, else the first whose type `fits`.
 
-    The former two `may_be` of other types. Of several classes or images, the first are taken, and the others named.
-    Raises UserError if there is none.
+    For the first two, `may_be` decides whether the type is allowed (default: `fits`). If several columns of images or
+    classes fit, the first is chosen, and a message names the others. Raises UserError if no column fits, or if several
+    columns of text fit.
     """
     fitting, possible = (
         [name for name, feature in features.items() if test(feature)] for test in (fits, may_be or fits)
@@ -217,14 +223,14 @@ def _no_column(named: str, features: "Features", remedy: str) -> UserError:
 
 def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     """Return the splits that have rows, as "train", "val" and "test"; raise UserError if a needed one is missing."""
-    import datasets  # an extra
+    import datasets  # an optional dependency
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it raises, too
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # else it also logs the errors that it raises
     name, configuration, _ = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
     if name.isidentifier() and not os.path.isdir(name) and find_spec(f"datasets.packaged_modules.{name}"):
-        raise UserError(f"{named}: {name} is a format, of whatever lies here: name the folder of the files, hf:FOLDER")
+        raise UserError(f"{named}: {name} is the name of a file format: give the folder of the files, hf:FOLDER")
     place = name
     try:
         place = _snapshot(Path(name)) if os.path.isdir(name) else name
@@ -234,50 +240,50 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
             found = _load_files(place, configuration)
     except UserError as error:
         raise UserError(f"{named}: {error}") from error
-    except Exception as error:  # of many types: of the network, of each format
+    except Exception as error:  # the network and the readers of the formats raise errors of many types
         reason = " ".join(str(error).replace(place, os.path.abspath(name)).split())
-        remedy = "check the name and the network, or download it and name its folder, hf:FOLDER"
+        remedy = "check the name and the network, or download it and give its folder, hf:FOLDER"
         raise UserError(f"{named} cannot be loaded ({reason:.300}): {remedy}") from error
     names, others = splits_among(found, named)
     if others:
-        say(printable(f"{named}: left out are the splits {', '.join(others)}"))
+        say(printable(f"{named}: unused splits: {', '.join(others)}"))
     splits = {split: found[name] for split, name in names.items() if len(found[name])}
     if missing := [split for split in needed if split not in splits]:
-        raise UserError(f"{named} has {', '.join(found)}, but no split {missing[0]}: choose another data set")
+        raise UserError(f"{named} has splits {', '.join(found)}, but no split {missing[0]}: choose another data set")
     return splits
 
 
 def _load_saved(folder: str) -> dict[str, "Dataset"]:
-    """Load what DatasetDict.save_to_disk wrote. `load_dataset` would give all splits the class names of one."""
+    """Load a data set that DatasetDict.save_to_disk wrote; `load_dataset` would use one split's class names for all."""
     import datasets
 
     found = datasets.load_from_disk(folder, keep_in_memory=False)
     for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
         if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
-            raise UserError(f"its file is outside the data set: {file}")
+            raise UserError(f"it refers to a file outside its folder: {file}")
     return dict(found)
 
 
 def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
-    """Load a data set of the hub, or files of a folder; Parquet and Arrow files keep the class names of each split."""
+    """Load a data set from the hub or from a folder; splits of Parquet or Arrow files keep their own class names."""
     import datasets
 
     builder = datasets.load_dataset_builder(place, configuration)
     kind = type(builder.config).__name__.removesuffix("Config").lower()
-    whole: dict[str, Any] = {"keep_in_memory": False}  # whatever the environment asks for
-    if kind == "csv":  # "NA" and "null" are words like others
+    whole: dict[str, Any] = {"keep_in_memory": False}  # regardless of environment variables
+    if kind == "csv":  # "NA" and "null" are ordinary words
         whole |= {"keep_default_na": False, "na_values": [""]}
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
         return dict(datasets.load_dataset(place, configuration, **whole))
     found = {}
-    for split, files in builder.config.data_files.items():  # in one call, all would have the classes of the first file
+    for split, files in builder.config.data_files.items():  # one call would mix up their classes
         paths = [glob.escape(file) for file in dict.fromkeys(files)]
         rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
         classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
         for path in paths if classes else ():
             own = datasets.load_dataset(kind, data_files=[path], split="train", streaming=True).features
             if any(own.get(name) != feature for name, feature in classes.items()):
-                reason = f"{os.path.basename(path)} numbers classes otherwise than {os.path.basename(paths[0])}"
+                reason = f"{os.path.basename(path)} and {os.path.basename(paths[0])} number their classes differently"
                 raise UserError(f"{reason}: give all files of a split the same classes, with Dataset.cast_column")
     return found
 
@@ -292,15 +298,16 @@ def _parse(named: str) -> _Named:
         raise UserError(f"{named}: {unknown('choice', min(strange), ('image', 'label', 'text'))}")
     name, _, configuration = place.partition(":")
     if not name:
-        raise UserError(f"{named} names no data set: expected hf:NAME, or hf:FOLDER")
+        raise UserError(f"{named} has no name of a data set: expected hf:NAME or hf:FOLDER")
     return _Named(os.path.expanduser(name), configuration or None, columns)
 
 
 def _snapshot(folder: Path) -> str:
-    """Return a folder of links to the files of another; there is one for each state of these files.
+    """Return a folder of links to the files of `folder`; its path depends on the state of these files.
 
-    `datasets` answers for a file by its path and time from a cache, though it may have changed: in another state it has
-    another path. A README.md may name files anywhere, and addresses that are requested: it has no link.
+    `datasets` caches a file by path and modification time, and could return old content of a changed file. With a new
+    path for each state of the files, it reads them again. README.md gets no link, because it may refer to files
+    elsewhere and to web addresses.
     """
     from datasets import config
 
@@ -319,7 +326,7 @@ def _snapshot(folder: Path) -> str:
             link = part / file.relative_to(folder.resolve())
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another process has made it meanwhile
             part.rename(snapshot)
         shutil.rmtree(part, ignore_errors=True)
     return str(snapshot)
@@ -328,7 +335,7 @@ def _snapshot(folder: Path) -> str:
 def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     image = rows[index][column]
     if image is None:
-        raise ValueError("there is none")
+        raise ValueError("the image is missing")
     if image["bytes"] is not None:
         content: bytes = image["bytes"]
         return content
@@ -337,5 +344,5 @@ def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     path = Path(os.path.abspath(image["path"]))
     places = (name, config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)
     if not any(path.is_relative_to(os.path.abspath(place)) for place in places):
-        raise ValueError(f"its file is outside the data set: {path}")
+        raise ValueError(f"its file is outside the data set's folder: {path}")
     return path.read_bytes()

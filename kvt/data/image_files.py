@@ -1,4 +1,4 @@
-"""Finds the images of a folder, and decodes image files with PIL."""
+"""Find the images of a folder, and decode image files with PIL."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,36 +16,36 @@ from kvt.data.tensor_files import SPLITS, splits_among
 from kvt.system.errors import UserError
 from kvt.system.files import is_hidden, list_files
 
-GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes of PIL
+GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # PIL's modes of grey images
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""The formats that are read. PIL detects a format by content: PostScript would start Ghostscript, AVIF is optional."""
+"""The only formats that are read. PIL detects formats by content, and would start Ghostscript for a PostScript file."""
 EXTENSIONS = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS and end != ".pfm")
 
 Content = Callable[[], bytes] | None
-"""A function that returns the bytes of an encoded image; None if the image is a file."""
+"""A function that returns the bytes of an encoded image; None if the image is read from its path."""
 
 
 class ImageFile(NamedTuple):
-    """An encoded image: its path, or its name in messages; its class; a reader of its bytes unless it is a file."""
+    """An encoded image."""
 
-    name: str
-    label: int
+    name: str  # path of the file; with `content`, a name for messages
+    label: int  # number of the class; −1 without classes
     content: Content = None
 
 
 class Listing(NamedTuple):
-    """Encoded images by split: "train", "test" and maybe "val", or "predict" without classes."""
+    """Encoded images by split: "train", "test" and optionally "val", or "predict" if the images have no classes."""
 
-    root: str  # the folder of the images, or what messages call the data set
+    root: str  # the folder of the images, or the data set's name in messages
     classes: list[str]
     splits: dict[str, list[ImageFile]]
-    files: list[str]  # which change if any image does
-    chosen: str = ""  # what else decides which images and labels these are
-    left_out: str | None = None  # what of the root is in no split
+    files: list[str]  # the files that contain the images; if an image changes, so does one of them
+    chosen: str = ""  # the chosen columns of a data set, which become part of the cache's key
+    left_out: str | None = None  # describes files and folders of the root that are in no split
 
 
 def list_folder(root: Path) -> Listing:
-    """List the images of a folder by split and class; see `DecodedSource`."""
+    """List the images of a folder by split and class; `DecodedSource` describes the folder."""
     root = Path(os.path.realpath(root))
     if not os.path.isdir(root):
         raise UserError(f"{root}: no such folder")
@@ -54,7 +54,7 @@ def list_folder(root: Path) -> Listing:
     folders, others = split_folders(root)
     if "train" not in folders:
         if not images:
-            raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}), and no train/<class>/ of them")
+            raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}) and no train/<class>/: choose another")
         paths = sorted(map(str, images))
         return Listing(
             str(root),
@@ -78,7 +78,7 @@ def list_folder(root: Path) -> Listing:
             if name not in label:
                 raise UserError(f"{root / folder / name} is not a class of {folders['train']}/: add or remove it")
             if not paths:
-                raise UserError(f"{root / folder / name} has no images of its own: add some, or remove it")
+                raise UserError(f"{root / folder / name} contains no images: add some, or remove the folder")
         splits[split] = [ImageFile(path, label[name]) for name, paths in found[folder].items() for path in paths]
     used = [file.name for files in splits.values() for file in files]
     of_splits = [path for path in files if path.relative_to(root).parts[0] in found]
@@ -86,7 +86,7 @@ def list_folder(root: Path) -> Listing:
 
 
 def split_folders(root: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the subfolders of a folder that are splits, by split, and the names of the other subfolders."""
+    """Return a dict from splits to names of subfolders, and the list of all other subfolders' names."""
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_hidden(entry.name))
     return splits_among(names, str(root))
 
@@ -97,7 +97,7 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
     found = [f"the folder {name}" for name in folders]
     if unused:
         found.append(
-            f"{len(unused)} of {len(files)} files, which are not read as images of a class, such as {unused[0]}"
+            f"{len(unused)} of {len(files)} files, which are not images in a class folder, such as {unused[0]}"
         )
     return ", ".join(found).replace(f"{root}/", "") or None
 
@@ -109,61 +109,64 @@ def _classes(folder: Path) -> list[str]:
     except OSError as error:
         raise UserError(f"{folder.parent} needs train/<class>/ and test/<class>/: {error}") from error
     if not names:
-        raise UserError(f"{folder} has no folder of a class: put its images into {folder}/<class>/")
+        raise UserError(f"{folder} has no folder for a class: put its images into {folder}/<class>/")
     return names
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Return the centre of an image in another size: resized as little as fills it, then cropped."""
+    """Resize an image, keeping its proportions, until it just covers width x height; crop the centre of this size."""
     return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
 
 
 def to_tensor(image: Image.Image, channels: int) -> Tensor:
-    """Return an image in grey or RGB as uint8 (C, H, W), in grey for one channel, in RGB for three."""
+    """Return an image as a tensor uint8 (C, H, W): grey if `channels` is 1, RGB if it is 3."""
     return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
 
 
 def mode_of(file: ImageFile) -> str:
-    """Return PIL's mode of an image, from its header alone; raise UserError, naming the image, if it is damaged."""
+    """Read the header of an image and return PIL's mode; raise UserError with the image's name if it is damaged."""
     with _opened(file.name, file.content) as image:
         return image.mode
 
 
 def read_image(path: str, size: int | None = None, content: Content = None) -> Image.Image:
-    """Decode an image file: upright, with 8 bits a channel, in grey ("L") or RGB, over white where it is transparent.
+    """Decode an image to 8 bits per channel, grey ("L") or RGB.
+
+    The image is rotated as its EXIF data say. Transparent pixels are blended with white.
 
     Args:
-        path: of the file, or what messages call it.
-        size: to which its shorter side will be resized; a JPEG is decoded at no more than it takes.
-        content: reads an image that is no file of its own.
+        path: path of the file; with `content`, a name for messages.
+        size: number of pixels to which the caller will resize the shorter side. A larger JPEG may be decoded at a
+            reduced size, which is faster.
+        content: returns the bytes of the image, if it is not a file.
 
     Raises:
-        UserError: it is damaged, is larger than PIL allows, or has more than 16 bits a channel.
+        UserError: the image is damaged, is larger than PIL allows, or has more than 16 bits per channel.
     """
     with _opened(path, content) as file:
         if size is not None:
-            file.draft(None, (2 * size, 2 * size))  # the next larger of the sizes that JPEG gives at once
+            file.draft(None, (2 * size, 2 * size))  # decode a JPEG at the smallest reduced size of at least this
         image: Image.Image = _whole_range(file, ImageOps.exif_transpose(file))
     return in_grey_or_rgb(image, path)
 
 
 def _whole_range(file: Image.Image, image: Image.Image) -> Image.Image:
-    """Rescale an image of more than 8 bits a level to levels from 0 (black) to 65535 (white)."""
+    """Rescale an image with more than 8 bits per channel to levels from 0 (black) to 65535 (white)."""
     if file.format == "PPM" and image.mode == "I":  # PIL has scaled it to 16 bits
         return image.convert("I;16")
     if file.format == "TIFF" and image.mode.startswith("I;16"):
         tags: Mapping[int, Any] = file.tag_v2  # type: ignore[attr-defined]
         bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
         levels = np.asarray(image).astype(np.uint16) << (16 - bits)
-        is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # white is 0
+        is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # 0 is white
         return Image.fromarray((1 << 16) - (1 << (16 - bits)) - levels if is_negative else levels)
     return image
 
 
 def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image of any mode in grey ("L") or RGB, over white where it is transparent.
+    """Convert an image of any mode to grey ("L") or RGB, and blend transparent pixels with white.
 
-    Of 16 bits a channel the upper 8 are taken; UserError, with the image's name, if there are more.
+    An image with 16 bits per channel keeps the upper 8 bits. An image with more raises UserError with its name.
     """
     is_grey = image.mode in GREY
     if image.mode.startswith("I;16"):
@@ -171,12 +174,12 @@ def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
         is_hidden_level = levels == image.info.get("transparency", -1)
         image = Image.fromarray(np.where(is_hidden_level, 255, levels >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):  # PIL would clip values above 255
-        raise UserError(f"{name} has more than 16 bits per channel: save it with 8")
+        raise UserError(f"{name} has more than 16 bits per channel: save it with 8 bits")
     hidden = image.info.get("transparency")
-    if isinstance(hidden, tuple) and max(hidden) > 255:  # of 16 bits a channel, where PIL has kept the upper 8
+    if isinstance(hidden, tuple) and max(hidden) > 255:  # 16-bit values, although PIL has reduced the image to 8 bits
         image = image.copy()
         image.info["transparency"] = tuple(level >> 8 for level in hidden)
-    if image.has_transparency_data:  # the colours of what cannot be seen are arbitrary
+    if image.has_transparency_data:  # the colours of transparent pixels are arbitrary
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("L" if is_grey else "RGB")
 
@@ -190,6 +193,6 @@ def _opened(path: str, content: Content) -> Iterator[Image.Image]:
         raise UserError(f"{path}: no such file") from error
     except Image.DecompressionBombError as error:
         pixels = str(error).partition(",")[0]  # "Image size (196000000 pixels) exceeds limit of 178956970 pixels"
-        raise UserError(f"{path} is too large: {pixels}: save it with fewer") from error
+        raise UserError(f"{path} is too large: {pixels}: save it with fewer pixels") from error
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error

@@ -1,4 +1,4 @@
-"""Image classification data sets as whole uint8 tensors: folders of images, sets of Hugging Face and of torchvision."""
+"""Image classification data sets as uint8 tensors, from folders of images, Hugging Face or torchvision."""
 
 import hashlib
 import os
@@ -42,7 +42,10 @@ def open_images(
     image_size: int | None = None,
     sets: "Mapping[str, ImageSet] | None" = None,
 ) -> "DecodedSource | KnownSource":
-    """Return the images of `root`, else of the folder `data_dir/dataset` if there is one, else of `sets[dataset]`."""
+    """Return the source of images: `root` if given, else the folder `data_dir/dataset` if it exists, else a known set.
+
+    A known set is an entry of `sets`, with the key `dataset`; default: an entry of `SETS`.
+    """
     sets = SETS if sets is None else sets
     if root is not None:
         found = list_images(str(root)) if is_hub(root) else list_folder(root)
@@ -53,22 +56,25 @@ def open_images(
     if os.path.isdir(folder) and "train" in split_folders(folder)[0]:
         return DecodedSource(list_folder(folder), data_dir, image_size)
     if image_size is not None:
-        raise UserError(f"image_size={image_size} is for a folder of images: name one with --root, or drop the flag")
+        raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
     return KnownSource(dataset, sets[dataset], data_dir)
 
 
 class DecodedSource:
-    """Images of any format and size, decoded once: those of a folder, or of a data set of Hugging Face.
+    """Images of any format and size from a folder or a Hugging Face data set, decoded once and cached.
 
-    A folder has them in `root/{train,test}/<class>/`, and in `root/val/<class>/` if that is there, by any of the names
-    in `SPLIT_NAMES`, in ImageFolder's order; see `list_images` for a data set. They are grey if all of them are, else
-    RGB, and upright, as their EXIF data say. What is transparent is over white. Of a file with several frames the first
-    is taken, of 16 bits a grey level the upper 8. With `image_size`, the shorter side of each is resized to so many
-    pixels and the centre cropped to a square; without, all must be of one size. The decoded tensors are cached in
-    `data_dir/.cache` under a hash of every file's path, size and times. As long as the first image is coloured,
-    `prepare` only opens the others.
+    A folder has images in `root/train/<class>/` and `root/test/<class>/`, and optionally in `root/val/<class>/`.
+    `SPLIT_NAMES` lists other accepted names of these folders. Images are in the order of torchvision's ImageFolder.
+    `list_images` describes how a data set is read.
 
-    A root that has images but no train/ is one split, "predict", without classes; its labels are −1. It is not cached.
+    The decoded images are grey if all files are grey, else RGB. They are rotated as their EXIF data say. Transparent
+    pixels are blended with white. Only the first frame of a file is read. A level of 16 bits keeps its upper 8 bits.
+    With `image_size`, the shorter side is resized to `image_size` pixels, and the centre is cropped to a square.
+    Without it, all images must have the same size. The decoded tensors are cached in `data_dir/.cache`, under a hash of
+    the paths, sizes and times of all files.
+
+    A root with images but without train/ is one split, "predict", which has no classes: its labels are −1. It is not
+    cached.
     """
 
     def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
@@ -88,7 +94,7 @@ class DecodedSource:
         self.shape = (self._channels(), image.height, image.width)
 
     def prepare(self) -> None:
-        """Decode all images into the cache unless they are there; safe in several processes at once."""
+        """Decode all images into the cache unless it is complete. Several processes may call this at once."""
         if self.has_classes:
             cache_splits(self._cache, lambda: {split: self._decode(split) for split in self._files}, self._read_cache)
 
@@ -97,7 +103,10 @@ class DecodedSource:
         return [*self._files]
 
     def files(self, split: str) -> list[str] | None:
-        """Return the files of a split, relative to the root, in the order of its images; None if they are in none."""
+        """Return the files of a split, relative to the root, in the order of its images.
+
+        The result is None if the images are not single files.
+        """
         return [
             os.path.relpath(file.name, self.root) for file in self._files.get(split, ()) if not file.content
         ] or None
@@ -114,7 +123,7 @@ class DecodedSource:
         return self._read_cache(self._cache)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of a split, after `prepare`."""
+        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of a split; call `prepare` first."""
         images, labels = self._splits[split]
         return images.clone(), labels.clone()
 
@@ -125,12 +134,12 @@ class DecodedSource:
         return read_splits(path, self._files)
 
     def _channels(self) -> int:
-        with suppress(UserError):  # of what has been decoded, no file need be opened
+        with suppress(UserError):  # if the cache can be read, no image file is opened
             return self._read_cache(self._cache)["train"][0].shape[1]
         return 1 if all(mode_of(file) in GREY for file in self._all()) else 3
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
-        # In one thread: PIL holds the GIL for most of a small image's time, and two threads took twice as long.
+        # in one thread: PIL holds the GIL for most of the time, and two threads took twice as long
         files = self._files[split]
         channels, height, width = self.shape
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
@@ -139,7 +148,7 @@ class DecodedSource:
             if image.size != (width, height):
                 like = f", {self._first.name}" if self.has_classes else ", the model's images"
                 sizes = f"{file.name} is {image.width}x{image.height} pixels{like} {width}x{height}"
-                raise UserError(f"{sizes}: resize all images to one size, or have them resized with --image_size")
+                raise UserError(f"{sizes}: resize all images to one size, or set --image_size")
             images[i] = to_tensor(image, channels)
         return images, torch.tensor([file.label for file in files])
 
@@ -150,7 +159,7 @@ class DecodedSource:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A set of images that is known by name: an entry of `SETS`.
+    """Description of a data set of images, an entry of `SETS`.
 
     Args:
         shape: of an image, (C, H, W).
@@ -160,7 +169,7 @@ class ImageSet:
         folder: where they are, below data_dir.
         url: of the folder from which they are downloaded and unpacked; "": you put them there.
         mean: of the pixels, from 0 to 1, by which they are normalised, for each channel or for all.
-        std: likewise, their deviation.
+        std: standard deviation of the pixels, for each channel or for all.
     """
 
     shape: tuple[int, int, int]
@@ -174,7 +183,7 @@ class ImageSet:
 
 
 def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tensor, Tensor]]:
-    """Return a function that reads a data set of torchvision."""
+    """Return a function for `ImageSet.read` that reads a data set of torchvision."""
 
     def read(data_dir: Path, split: str) -> tuple[Tensor, Tensor]:
         data = dataset(data_dir, train=split == "train")
@@ -185,9 +194,9 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tens
 
 
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # MNIST's, for both
-PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}  # and CIFAR-10's for both
-PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # as in the paper's code
+DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # MNIST's, for both sets
+PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}
+PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, for both: the paper's code
 SETS: dict[str, ImageSet] = {
     "mnist": ImageSet(
         **DIGITS,
@@ -231,7 +240,7 @@ SETS: dict[str, ImageSet] = {
 
 
 class KnownSource:
-    """A set of images that is known by name, under `data_dir`, downloaded if it is not there."""
+    """Images of an `ImageSet`, read from `data_dir`, and downloaded if they are missing."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
@@ -240,20 +249,20 @@ class KnownSource:
         self.data_dir, self._set, self._folder = data_dir, known, data_dir / known.folder
 
     def files(self, split: str) -> None:
-        """Return None: the images are in no files of their own."""
+        """Return None, because the images are not single files."""
 
     def prepare(self) -> None:
-        """Download and unpack what is missing or broken; safe in several processes at once."""
+        """Download and unpack files that are missing or broken. Several processes may call this at once."""
         images = self.data_dir / self.name
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
-        remedy = f"put {', '.join(self._set.files)} there afresh, or {own}, or {ELSEWHERE}"
+        remedy = f"put new copies of {', '.join(self._set.files)} there, or {own}, or {ELSEWHERE}"
         with network(f"{self.name} is missing or broken in {self._folder}", remedy):
             once(self.data_dir, self._is_whole, self._fetch)
 
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test", after `prepare`.
+        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first.
 
-        Raises UserError unless each image has a label, and each label is that of a class.
+        Raises UserError unless there are as many labels as images, and all labels are numbers of classes.
         """
         images, labels = self._set.read(self.data_dir, split)
         name, count = f"{self.name} in {self._folder}: {split}", len(self.classes)
@@ -268,9 +277,9 @@ class KnownSource:
 
     def _fetch(self) -> None:
         if not self._set.url:
-            raise OSError("it has no address")
-        with suppress(Exception):  # what lies there may be packed by another program than the published files
-            self._unpack(name for name in self._set.files if Path(name).suffixes == [".gz"])  # a single file, no paths
+            raise OSError("it has no download address")
+        with suppress(Exception):  # first unpack local files, which may differ from the published ones only in packing
+            self._unpack(name for name in self._set.files if Path(name).suffixes == [".gz"])  # a .gz holds one file
         if self._is_whole():
             return
         for name, sha256 in self._set.files.items():
@@ -295,6 +304,7 @@ class KnownSource:
 ImageSource = DecodedSource | KnownSource
 """A source of images.
 
-It has `name`, `classes`, `shape`, `splits` and their `files`, a `key` of what is computed from the images here,
-their `content`, a hash that does not depend on where they lie, and `left_out`, which says what is in no split.
+It has the attributes `name`, `classes`, `shape` and `splits`, and the method `files`. `key` names caches of tensors
+that are computed from these images. `content` is a hash of the images that does not depend on their location.
+`left_out` describes files that are in no split.
 """

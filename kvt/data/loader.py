@@ -1,4 +1,4 @@
-"""Data loaders that index whole tensors; order and randomness are pure functions of (seed, epoch, batch)."""
+"""Data loaders that index tensors in memory; order and randomness depend only on (seed, epoch, batch)."""
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -11,13 +11,14 @@ from torchtext.data import pool
 from kvt.data.order import derive_seed, random_order
 from kvt.system.errors import UserError, require_positive
 
-GPU_SHARE = 0.25  # of a GPU's free memory may be taken by a split of the data
+GPU_SHARE = 0.25  # the largest share of a GPU's free memory that a split of the data may take
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that a training step draws from, with the effect of `torch.manual_seed`.
+    """Seed the generators that a training step uses, with the same effect as `torch.manual_seed`.
 
-    That also records its call stack for every kind of device that is absent: 180 µs, where this takes 2.
+    `torch.manual_seed` takes 180 µs, because it records a call stack for every kind of device that is absent. This
+    function takes 2 µs.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -27,30 +28,34 @@ def seed_generators(seed: int) -> None:
 
 
 class Batches:
-    """Serves tensors of equal length in batches, and resumes exactly where it stopped.
+    """Data loader of tensors of equal length that resumes exactly where it stopped.
 
-    Shuffled, epoch e visits the rows in the `random_order` of (seed, e). In training, before each batch of epoch e
-    torch's generators are seeded by (seed, e, batch, rank), so that augmentation and dropout do not depend on what ran
-    before.
-    Process r of w takes the batches r, r + w, …, and all take as many. Shuffled, the
-    b-th batches of all processes together are batch b of one process with w times the batch size. Unshuffled, every
-    row is visited once, and the batches of several processes are of nearly equal size.
+    With `shuffle`, epoch e visits the rows in the `random_order` of (seed, e). With `reseed`, torch's generators are
+    seeded with (seed, e, batch, rank) before each batch, so that augmentation and dropout do not depend on earlier
+    batches.
 
-    If the tensors take a small part of a GPU's free memory, they are moved there as a whole at the first batch. The
-    rows served are the same on every device.
+    Process r of w processes takes the batches r, r + w, …. All processes take the same number of batches. With
+    `shuffle`, the b-th batches of all processes together are batch b of one process with w times the batch size.
+    Without `shuffle`, every row is visited once, and the batches of several processes have nearly equal sizes.
+
+    If all tensors take at most `GPU_SHARE` of a GPU's free memory, they are moved to the GPU at the first batch. The
+    batches are the same on every device.
 
     Args:
-        tensors: the data; the first dimension is the rows.
-        batch_size: rows of a batch of one process.
-        reseed: whether torch's generators are seeded before each batch; default: if the batches are shuffled.
+        tensors: the data; the first dimension counts the rows.
+        batch_size: rows in a batch of one process.
+        shuffle: whether rows are in random order.
+        drop_last: whether to drop the last batch if it has fewer rows.
+        reseed: whether torch's generators are seeded before each batch; default: `shuffle`.
         seed: determines order and randomness.
-        rank: index of this process, of `world_size`.
-        device: where the batches will be used.
+        rank: index of this process.
+        world_size: number of processes.
+        device: device on which the batches will be used.
     """
 
-    batch_sampler = None  # read by the Trainer, as from any torch loader
+    batch_sampler = None  # the Trainer reads this attribute of every data loader
     ragged: ClassVar[bool] = False  # whether batches with the same number of rows may differ in shape
-    rows_on_host: ClassVar[bool] = False  # whether `_take` looks something up there by the numbers of rows
+    rows_on_host: ClassVar[bool] = False  # whether `_take` needs the row numbers on the CPU
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class Batches:
         self.rows = len(tensors[0])
         whole, rest = divmod(self.rows, batch_size)
         batches = whole + (rest > 0 and not drop_last)
-        rounds = min(-(-self.rows // (world_size * batch_size)), self.rows // world_size)  # none is without rows
+        rounds = min(-(-self.rows // (world_size * batch_size)), self.rows // world_size)  # no batch is empty
         self.batches = batches // world_size if shuffle else rounds
         if not self.batches:
             found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
@@ -93,12 +98,12 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return a function that takes the number of a batch in the epoch, over all processes, and returns its rows."""
+        """Return a function from the number of a batch, counted over all processes, to the row numbers of the batch."""
         size, parts = self.batch_size, self.batches * self.world_size
-        device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device  # so that no step copies them
+        device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device
         if self.shuffle:
             order = random_order(self.rows, derive_seed(self.seed, self.epoch))
-            order = order.to(device) if isinstance(order, Tensor) else order  # else of more rows than are kept at once
+            order = order.to(device) if isinstance(order, Tensor) else order  # a FeistelOrder stays
             return lambda batch: order[batch * size : (batch + 1) * size].to(device, non_blocking=True)
         if self.world_size == 1:
             return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows), device=device)
@@ -109,11 +114,11 @@ class Batches:
 
     @property
     def sampler(self) -> "Batches":
-        """The object whose `set_epoch` the Trainer calls before every epoch."""
+        """This loader: the Trainer calls `sampler.set_epoch` before every epoch."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:  # the rest of an epoch that was cut short is dropped
+        if epoch != self.epoch:  # drops the remaining batches of an epoch that was not finished
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -122,20 +127,21 @@ class Batches:
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Begin the next pass where `state_dict` was taken."""
+        """Continue the next iteration after the last batch that was served when `state_dict` was called."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
 
 class SentenceBatches(Batches):
-    """Batches of sentences, trimmed to the longest of the batch, and their row numbers.
+    """Data loader of padded sentences: a batch is trimmed to its longest sentence, and includes its row numbers.
 
-    Shuffled, batches hold sentences of similar length: each epoch the rows are shuffled, cut into pools of a hundred
-    batches, sorted by length within each pool and cut into batches, which are shuffled within their pool. Thus
-    `batch_size` decides which rows come together, and w processes do not see the batches of one process with w times
+    With `shuffle`, a batch has sentences of similar length. Each epoch the rows are shuffled and cut into pools of a
+    hundred batches. A pool is sorted by length and cut into batches, which are shuffled within the pool. The rows that
+    share a batch therefore depend on `batch_size`, and w processes do not see the batches of one process with w times
     the batch size.
 
-    `sentences` are int64 (rows, longest), padded with `pad`; a parallel corpus is sorted by the first, then the second.
+    `sentences` are int64 (rows, longest), padded with `pad`. A parallel corpus is sorted by the lengths of the first
+    language, then of the second.
     """
 
     ragged = rows_on_host = True
@@ -174,8 +180,8 @@ class SentenceBatches(Batches):
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them as they are."""
-    if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # which "cuda" is, cuda:0 need not equal
+    """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them unchanged."""
+    if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # "cuda" and "cuda:0" compare unequal
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
     needed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -183,18 +189,21 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a view with its storage, so that windows of a text stay views of one copy; none if it is on the device."""
+    """Copy a view and its whole storage to a device, so that overlapping windows of a text stay views of one storage.
+
+    Nothing is copied if the storage is already on the device.
+    """
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def row_hashes(examples: Tensor) -> Iterator[bytes]:
-    """Yield 16 bytes for each row of a tensor, equal where rows are equal.
+    """Yield a hash of 16 bytes for each row of a tensor; equal rows have equal hashes.
 
     >>> same, other, again = row_hashes(torch.tensor([[1, 2], [1, 3], [1, 2]]))
     >>> (same == again, same == other)
     (True, False)
     """
-    for part in examples.split(4096):  # in parts, since rows may be overlapping views of a shared storage
+    for part in examples.split(4096):  # in parts: overlapping views need more memory as copies
         for row in part.cpu().numpy():
             yield blake2b(row.tobytes(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Random orders of rows, each determined by its seed."""
+"""Random orders of rows, determined by a seed."""
 
 from math import isqrt
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 LARGE = 10**7
-"""The largest number of rows whose order is held in memory, at 8 bytes a row."""
+"""The largest number of rows whose order is kept in memory, with 8 bytes per row."""
 
 
 def derive_seed(*numbers: int) -> int:
     """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds."""
     state = 0x9E3779B97F4A7C15
-    for number in numbers:  # splitmix64, fed number by number
+    for number in numbers:  # one round of splitmix64 for each number
         state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
         state ^= state >> 31
@@ -20,18 +20,19 @@ def derive_seed(*numbers: int) -> int:
 
 
 def random_order(rows: int, seed: int) -> "Tensor | FeistelOrder":
-    """Return 0 … rows − 1 in a random order: a tensor, or a `FeistelOrder` if there are more than `LARGE` rows."""
+    """Return 0 … rows − 1 in random order: a tensor int64 (rows,), or a `FeistelOrder` for more than `LARGE` rows."""
     if rows > LARGE:
         return FeistelOrder(rows, seed)
     return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
 
 
 class FeistelOrder:
-    """A pseudo-random permutation of 0 … rows − 1 that computes only the slices asked for: int64 tensors.
+    """A pseudo-random permutation of 0 … rows − 1; only requested slices are computed, as int64 tensors.
 
-    Place p is written as a + s b with s = ⌈√rows⌉. Each round maps (a, b) to (b, (a + h(b)) mod s), where h is a hash
-    with a key of its own: a Feistel network, one to one on 0 … s² − 1 whatever h is (Luby and Rackoff 1988). A number
-    that is no row goes through it again until it is one (cycle walking; Black and Rogaway 2002).
+    Position p is written as a + s b with s = ⌈√rows⌉. A round maps (a, b) to (b, (a + h(b)) mod s), where h is a hash
+    with a different key in each round. This is a Feistel network, which is a bijection on 0 … s² − 1 for any h (Luby
+    and Rackoff 1988). A result of at least `rows` passes through the network again until it is below `rows` (cycle
+    walking; Black and Rogaway 2002).
 
     >>> sorted(FeistelOrder(5, seed=0)[0:5].tolist())
     [0, 1, 2, 3, 4]

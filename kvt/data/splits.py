@@ -1,4 +1,4 @@
-"""Generated splits that share no example."""
+"""Generate splits that share no example."""
 
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -11,10 +11,10 @@ from kvt.data.loader import row_hashes
 from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
-"""Draws so many examples; the first tensor is the model's input."""
+"""A function that draws a number of examples; the first tensor is the model's input."""
 Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
-"""Replaces examples by new draws of the same kind. Where it draws no match, an example stays."""
-HELD_OUT = 4  # one of so many possible examples is each other split's, where examples are of several kinds
+"""A function that replaces examples by new examples of the same kind; it may return an example unchanged."""
+HELD_OUT = 4  # by hash, every split but the first owns 1 in HELD_OUT of the possible examples
 
 
 def draw_apart(
@@ -25,26 +25,30 @@ def draw_apart(
     redraw: Redraw | None = None,
     by_hash: bool = False,
 ) -> dict[str, tuple[Tensor, ...]]:
-    """Draw splits of these sizes, and again each example whose input an earlier split has.
+    """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
-    Examples that are often drawn are soon all in the first split, so that the others have the rest, another
-    distribution. Where this matters, name `redraw`: if splits share an example, each possible example then belongs to
-    one of the splits, by a hash of its input.
+    If few different examples are possible, the first split soon contains all frequent examples, and the other splits
+    have a different distribution. To avoid this, pass `redraw`. If the splits share an example, a hash of the input
+    then assigns every possible example to one split, and `redraw` replaces examples that belong to another split.
 
     Args:
-        redraw: draws again what belongs to another split, of the same kind, so that all have as many of each.
-        by_hash: whether examples belong to splits by their hash even if the splits share none.
+        draw: draws the examples of a split.
+        sizes: number of examples of each split.
+        seed: determines all draws.
+        tries: number of times that examples are replaced before an error is raised.
+        redraw: replaces examples by examples of the same kind, so that all splits have the same share of each kind.
+        by_hash: whether a hash assigns examples to splits even if the splits share no example.
 
     Raises:
-        ValueError: after so many `tries`, a split still has such examples.
+        ValueError: a split still has examples of another split after `tries` replacements.
     """
     names = [*sizes]
     generators = [torch.Generator().manual_seed(derive_seed(seed, stream)) for stream in range(len(names))]
     splits = {name: draw(sizes[name], generator) for name, generator in zip(names, generators, strict=True)}
-    keys = {name: [*row_hashes(inputs)] for name, (inputs, *_) in splits.items()}  # of the inputs
+    keys = {name: [*row_hashes(inputs)] for name, (inputs, *_) in splits.items()}
     different = [*map(set, keys.values())]
     by_hash = redraw is not None and (by_hash or sum(map(len, different)) > len(set().union(*different)))
-    earlier: set[bytes] = set()  # hashes of the inputs of the splits before
+    earlier: set[bytes] = set()  # hashes of the inputs in earlier splits
 
     def is_elsewhere(key: bytes, split: str) -> bool:
         place = key[0] % HELD_OUT
@@ -55,7 +59,7 @@ def draw_apart(
         attempts = count(1)
         while again:
             if next(attempts) >= tries:
-                raise ValueError(f"{split}: {len(again)} examples are those of another split")
+                raise ValueError(f"{split}: {len(again)} examples belong to another split")
             replaced = tuple(tensor[again] for tensor in tensors)
             drawn = redraw(replaced, generator) if redraw else draw(len(again), generator)
             for tensor, rows in zip(tensors, drawn, strict=True):

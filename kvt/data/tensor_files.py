@@ -1,4 +1,4 @@
-"""Files of tensors: read without running code, and cached in the data folder, which processes and users share."""
+"""Read files of tensors without running code, and cache tensors in the data folder, which several users may share."""
 
 import hashlib
 import warnings
@@ -17,18 +17,18 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
-"""Images or features, and labels, of "train" and "test"."""
+"""For each split: a tensor of images or features, and a tensor of labels."""
 SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
-"""Maps names of folders and of splits, in lower case, to kvt's splits."""
+"""Maps lower-case names of folders and of a data set's splits to kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Sort names into those of splits, by split as in `SPLIT_NAMES`, and all others; `place` is for messages.
+    """Return a dict from splits to names, by `SPLIT_NAMES`, and a list of the other names.
 
-    Raises UserError if two names are those of one split.
+    Raises UserError if two names mean the same split. `place` is the folder or data set in its message.
     """
     found: dict[str, str] = {}
     others = []
@@ -44,21 +44,21 @@ def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
-    """Return what torch.save wrote: plain data and CPU tensors; code in the file is refused, not run.
+    """Return the content of a file of torch.save: plain data and CPU tensors. Code in the file is never run.
 
-    Raises exceptions of many types if the file is missing, damaged or not of torch.save.
+    Raises exceptions of many types if the file is missing, is damaged, contains code, or was not written by torch.save.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():  # torch ignores the checksums
                 raise ValueError(f"{damaged} is damaged")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about kinds of tensors that torch deprecates
+        warnings.simplefilter("ignore")  # torch warns about deprecated kinds of tensors
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return the tensors of a file in LAYOUT, memory-mapped; raise UserError, naming the file, if that fails."""
+    """Return the memory-mapped tensors of a file of the form `LAYOUT`; raise UserError if it cannot be read."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
@@ -67,13 +67,13 @@ def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
             if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
                 raise TypeError("tensors must be dense, not sparse, nested, quantized or meta")
         return splits
-    except Exception as error:  # of many types
+    except Exception as error:  # torch.load and the checks raise many types
         reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
         raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
 
 
 def fingerprint(splits: Splits) -> str:
-    """Return a hash of the numbers, types and shapes of tensors."""
+    """Return a hash of the values, types and shapes of tensors, 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for tensor in chain.from_iterable(splits.values()):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -84,7 +84,8 @@ def fingerprint(splits: Splits) -> str:
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    The file has features of any floating type and labels of any integer type from 0 on; else UserError names it.
+    The file may have features of any floating type, and labels of any integer type. Raises UserError with the file's
+    name if a label is negative, or if types or shapes do not fit.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]
@@ -94,7 +95,7 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        # torch compares few unsigned types
+        # converted before the comparison, which torch lacks for some unsigned types
         whole = None if labels.is_complex() else labels.to(torch.int64, copy=True)
         if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
@@ -103,25 +104,26 @@ def read_features(path: Path) -> Splits:
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
-    """Run `work` unless `is_done()`; of several processes, also of several users, one runs it and the others wait.
+    """Run `work` unless `is_done()`; if several processes call this, one runs it and the others wait.
 
-    They share a lock in the data folder. What is done needs none: the folder may be read-only. Calls may be nested.
+    The processes, which may belong to different users, share a lock file in the data folder. If `is_done()`, no lock is
+    taken, so that the folder may be read-only. Calls may be nested.
     """
     if is_done():
         return
     folder = data_dir / ".cache"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # whatever the umask
+        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # 0o666 regardless of the umask
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
     with lock:
-        if not is_done():  # else another process has done it while this one waited
+        if not is_done():  # another process may have done it while this one waited
             work()
 
 
 def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
-    """Cache what `make` returns in `path`, a .pt file in `data_dir/.cache`, unless `read` can read it there."""
+    """Write the splits that `make` returns to `path`, a .pt file in `data_dir/.cache`, unless `read` can read it."""
 
     def is_cached() -> bool:
         with suppress(UserError):
@@ -129,7 +131,7 @@ def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], 
         return False
 
     def save() -> None:
-        for leftover in path.parent.glob("*.pt.*.tmp"):  # of a killed process
+        for leftover in path.parent.glob("*.pt.*.tmp"):  # left by a killed process
             leftover.unlink()
         tensors = make()
         with atomically(path) as part, part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Documents: UTF-8 files, and folders of them, of any size."""
+"""Read documents from UTF-8 files and folders of any size."""
 
 import codecs
 import hashlib
@@ -15,16 +15,16 @@ from kvt.system.files import list_files, require_file, state_of
 
 PIECE = 2**23  # bytes of text that are read and encoded at once
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-"""The modules of this Python's standard library (PSF licence), a text that is at hand anywhere."""
-PACKAGES = ("site-packages", "__pycache__")  # folders that are no part of it
-LEARNED = 2**26  # bytes of text that byte pairs are learned from at most
+"""The folder of Python's standard library (PSF licence), a text that every user of Python has."""
+PACKAGES = ("site-packages", "__pycache__")  # folders that are not part of the standard library
+LEARNED = 2**26  # the largest number of bytes of text from which byte pairs are learned
 Group = list[tuple[Path, int, int]]
 """Byte ranges of files: path, start, and stop (exclusive)."""
-MARKS = {  # byte order marks of what is not UTF-8; UTF-32's may begin with one of UTF-16's
+MARKS = {  # byte order marks of other encodings; UTF-32 comes first, as its mark begins with a mark of UTF-16
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
 }
-FORMATS = {  # what files of other formats begin with
+FORMATS = {  # patterns of the first bytes of other file formats
     rb"\x1f\x8b": "gzip data: unpack it with gunzip",
     rb"\x28\xb5\x2f\xfd": "zstd data: unpack it with unzstd",
     rb"\xfd7zXZ\0": "xz data: unpack it with unxz",
@@ -37,14 +37,14 @@ FORMATS = {  # what files of other formats begin with
     rb"\n[\s\S]\n\x05<unk>": "a SentencePiece model: convert it to tokenizer.json",
 }
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Matches places where the pre-tokenizers of GPT-2 and its successors always split a text.
+"""Pattern of places where the pre-tokenizers of GPT-2 and its successors always split a text.
 
-That is before a space between letters, and behind a line end between others than white space.
+These places are before a space between two letters, and after a line end that is not next to white space.
 """
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return the text of a UTF-8 file, see `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
+    """Return the text of a UTF-8 file, as `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -57,22 +57,22 @@ def fingerprint(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Return a text without a byte order mark and with \n for \r\n."""
+    r"""Return a text without its byte order mark, and with \r\n replaced by \n."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Return the text of a file, see `decode_pieces`."""
+    """Return the text of a file with these bytes, as `decode_pieces`; `name` is the file's name in messages."""
     return "".join(decode_pieces([raw], name))
 
 
 def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
-    r"""Decode the pieces of a UTF-8 file, without a byte order mark at its beginning and with \n for \r\n.
+    r"""Decode the pieces of a UTF-8 file; remove a byte order mark at the beginning, and replace \r\n by \n.
 
-    Raises UserError, naming the file and its format or encoding as far as these can be told, if it is not UTF-8, or if
-    more than a tenth of it is NUL: UTF-16 without a mark, and what others have made of it, may be UTF-8 by its bytes.
+    Raises UserError if the file is not UTF-8, or if more than a tenth of its bytes are NUL, which suggests UTF-16
+    without a byte order mark. The message names the file, and its format or encoding if it can be recognised.
     """
-    marked, size, zeros = None, 0, [0, 0]  # at even and odd places
+    marked, size, zeros = None, 0, [0, 0]  # NUL bytes at even and at odd positions
     for raw in pieces:
         if not size:
             if other := next((told for start, told in FORMATS.items() if re.match(start, raw)), None):
@@ -81,12 +81,12 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
         if raw.count(0):
             zeros = [count + raw[(size + odd) % 2 :: 2].count(0) for odd, count in enumerate(zeros)]
         try:
-            text = raw.decode("utf-8")  # not "utf-8-sig", whose errors count bytes from behind the mark
+            text = raw.decode("utf-8")  # "utf-8-sig" would count the bytes in errors from after the mark
         except UnicodeDecodeError as error:
             if marked:
                 raise UserError(f"{name} is {marked}: convert it, e.g. iconv -f {marked} -t UTF-8") from error
             _require_few_zeros(zeros, size + len(raw), name)
-            remedy = "convert it, Western European text from Windows by iconv -f cp1252 -t UTF-8"
+            remedy = "convert it, e.g. Western European text from Windows with iconv -f cp1252 -t UTF-8"
             raise UserError(f"{name} is not UTF-8 at byte {size + error.start}: {remedy}") from error
         yield text.replace("\r\n", "\n") if size else plain(text)
         size += len(raw)
@@ -103,15 +103,15 @@ def _require_few_zeros(zeros: list[int], size: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a file or a folder: each file is one, or several with a separator between them.
+    """The documents of a UTF-8 file or of a folder of such files, which are read in pieces.
 
-    They are read a piece at a time. The order of a folder's files is random, and depends on their names alone, so that
-    the last part is like the rest.
+    Files of a folder are in a random order that depends only on their names. The last part of the corpus, which
+    validates, is therefore a random choice of files.
 
     Args:
-        root: a UTF-8 file, or a folder of them, searched in depth; files in it that are no texts are left out.
-        pattern: of the names of files in the folder.
-        separator: what separates documents within a file; None: a file is one document.
+        root: a UTF-8 file, or a folder, which is searched recursively; files that are not UTF-8 are left out.
+        pattern: pattern of the names of files in the folder, such as "*.txt".
+        separator: string between the documents of a file; None: every file is one document.
     """
 
     root: Path
@@ -120,7 +120,7 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[Path]:
-        """All files with content; raise UserError if there are none."""
+        """All files that are not empty; raises UserError if there are none."""
         listed = [self.root] if self.root.is_file() else list_files(self.root, self.pattern, PACKAGES)
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
@@ -129,7 +129,7 @@ class Corpus:
 
     @cached_property
     def texts(self) -> list[Path]:
-        """The files that `decode_pieces` reads without an error; raises UserError if there is none."""
+        """The files that `decode_pieces` reads without an error; raises UserError if there are none."""
         texts, reasons = [], []
         for path in self.files:
             try:
@@ -146,7 +146,7 @@ class Corpus:
 
     @property
     def left_out(self) -> str | None:
-        """Says how many of the files are not text, and names the first of them; None if all are."""
+        """Number of the files that are not text, with the name of the first; None if all files are text."""
         texts = set(self.texts)
         if not (others := [path.relative_to(self.root) for path in self.files if path not in texts]):
             return None
@@ -154,11 +154,11 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """Identifies the texts by names, sizes and times of the files, and by the separator."""
+        """A string that changes with the names, sizes and times of the files, and with the separator."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def pieces(self) -> Iterator[Group]:
-        """Yield groups of byte ranges, about `PIECE` bytes a group, cut between documents or lines."""
+        """Yield groups of byte ranges, about `PIECE` bytes per group, cut between documents or lines."""
         group: Group = []
         size = 0
         for path in self.texts:
@@ -171,9 +171,12 @@ class Corpus:
         yield group
 
     def read(self, group: Group) -> Iterator[tuple[str, bool]]:
-        """Yield the documents in a group, and whether each ends there: the last of a range may continue in the next."""
+        """Yield the documents of a group as pairs of a text and whether the document ends with it.
+
+        The last document of a byte range may continue in the next range.
+        """
         for path, start, stop in group:
-            text = _bytes(path, start, stop).decode("utf-8").replace("\r\n", "\n")  # `texts` has tried it
+            text = _bytes(path, start, stop).decode("utf-8").replace("\r\n", "\n")  # no error: `texts` has decoded it
             text = text if start else text.removeprefix("\ufeff")
             *documents, last = text.split(self.separator) if self.separator else [text]
             yield from ((document, True) for document in documents if document)
@@ -182,11 +185,11 @@ class Corpus:
 
     @property
     def validation_pieces(self) -> int:
-        """Number of pieces, the last ones, that are the corpus's own validation split."""
+        """Number of pieces at the end that are the corpus's own validation split."""
         return 0
 
     def sample(self) -> Iterator[str]:
-        """Yield about the first `LEARNED` bytes of documents, from which byte pairs are learned."""
+        """Yield documents with about the first `LEARNED` bytes, for learning byte pairs."""
         size = 0
         for group in self.pieces():
             yield from (text for text, _ in self.read(group))
@@ -195,7 +198,7 @@ class Corpus:
                 return
 
     def _ranges(self, path: Path) -> Group:
-        """Split a file into byte ranges, each of at least `PIECE` bytes but the last."""
+        """Split a file into byte ranges; all but the last have about `PIECE` bytes or more."""
         ranges, size, start = [], path.stat().st_size, 0
         lines = [re.escape(line.encode()) for line in (self.separator or "").split("\n")]
         mark = re.compile(rb"\r?\n".join(lines).removeprefix(rb"\r?"))
@@ -204,13 +207,13 @@ class Corpus:
                 file.seek(start)
                 block, stop = file.read(2 * PIECE), PIECE
                 while block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n":
-                    stop -= 1  # within a character, or the end of a line
-                if self.separator:  # from the start on, so that separators are those that `split` finds
+                    stop -= 1  # never inside a character or between \r and \n
+                if self.separator:  # searched from the start, as `str.split` does
                     found = (match.end() for match in mark.finditer(block))
                     stop = next((end for end in found if end >= PIECE), stop)
                 else:
                     text = block[stop:].decode("utf-8", "ignore")
-                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # at worst behind any line end
+                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # else after the next line end
                     stop += len(text[: cut.start()].encode()) if cut else 0
                 ranges.append((path, start, start + stop))
                 start += stop

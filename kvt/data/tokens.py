@@ -1,4 +1,4 @@
-"""Texts as tokens and back: the symbols of a vocabulary, the bytes of UTF-8, or byte pairs (as of GPT-2); their files.
+"""Tokenizers for symbols of a vocabulary, bytes of UTF-8 and byte pairs (as in GPT-2), and files of tokens.
 
 >>> Bytes().encode("ß!"), Bytes().text([195, 159, 33, 256])
 ([195, 159, 33], 'ß!')
@@ -28,16 +28,16 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
 IGNORE = -100
-"""The target at places where nothing is predicted: the `ignore_index` of torch's cross-entropy."""
+"""The target at positions without a prediction: the `ignore_index` of torch's cross-entropy."""
 UNK = "<unk>"
-"""The symbol that stands for unknown ones, in a vocabulary that has it."""
+"""The symbol that replaces unknown symbols, if it is in the vocabulary."""
 END = "<|endoftext|>"
 """The token that follows each document of bytes or byte pairs."""
-PART = 2**16  # characters of a text that one core encodes at a time
+PART = 2**16  # characters of a text that one CPU core encodes at a time
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
-    """Return the vocabulary of a text: specials, then each symbol that occurs `min_freq` times, most frequent first.
+    """Return the special symbols, then all symbols that occur at least `min_freq` times, the most frequent first.
 
     >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
@@ -46,10 +46,11 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """Maps symbols to ids, their positions in the list `vocab`, and back; if there is `<unk>`, it stands for others.
+    """Mapping between symbols and ids; an id is the position of a symbol in the list `vocab`.
 
     Args:
-        separator: between the symbols of a text: "" for characters, " " for words.
+        vocab: the symbols. If `<unk>` is among them, its id replaces unknown symbols.
+        separator: string between the symbols of a text: "" for characters, " " for words.
     """
 
     def __init__(self, vocab: Sequence[str], separator: str = "") -> None:
@@ -57,7 +58,7 @@ class Vocabulary:
         self.ids = {symbol: i for i, symbol in enumerate(vocab)}
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
-        """Return the id of each symbol; raise UserError for an unknown one if there is no `<unk>`."""
+        """Return the ids of symbols; raise UserError for an unknown symbol if the vocabulary has no `<unk>`."""
         unknown = self.ids.get(UNK)
         encoded = []
         for symbol in symbols:
@@ -70,7 +71,7 @@ class Vocabulary:
         return [self.vocab[i] for i in ids]
 
     def begin(self, prompt: str) -> list[int]:
-        """Return the ids that a model continues; of an empty prompt, the most frequent symbol's."""
+        """Return the ids of a prompt; for an empty prompt, the id of the first symbol of `vocab`."""
         prompt = prompt or self.vocab[0]
         return self.encode(prompt.split() if self.separator else prompt)
 
@@ -78,17 +79,17 @@ class Vocabulary:
         return self.separator.join(self.decode(ids))
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield what each id adds to a text."""
+        """Yield the text that each id adds."""
         return (self.separator + self.vocab[i] for i in ids)
 
 
 class Bytes:
-    """A tokenizer of UTF-8: a token for each of the 256 bytes, and `END`.
+    """A tokenizer with one token for each of the 256 bytes of UTF-8, and the end token `END`.
 
     Attributes:
-        pieces: the bytes of each token; none for `END`.
+        pieces: the bytes of each token; empty for `END`.
         end: the id of `END`.
-        definition: what `tokens_of` makes the same tokens from.
+        definition: a string from which `tokens_of` makes an equal tokenizer.
     """
 
     definition = "bytes"
@@ -116,41 +117,42 @@ class Bytes:
         return [self.end, *self.encode(prompt)]
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the text of all ids together; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of all ids together; bytes that are not valid UTF-8 become U+FFFD."""
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text that each id adds; the end token adds its name `END`.
+        """Yield the text that each id adds; the end token adds `END`.
 
         >>> list(Bytes().additions([195, 159, 256, 97]))
         ['', 'ß', '<|endoftext|>', 'a']
         """
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may consist of several tokens
         return (END if i == self.end else decoder.decode(self.pieces[i]) for i in ids)
 
 
 class BytePairs(Bytes):
     """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
 
-    Of that, truncation, padding and dropout are not used, and the names of special tokens are text like any other: the
-    end token stands where a document ends, and nowhere else. It is `END` if the tokenizer has that, else the one that
-    the definition names as "eos_token", else `end`, which its definition then names, else `END` is added.
+    Truncation, padding and dropout in this definition are ignored. Names of special tokens in a text are encoded as
+    ordinary text, so that the end token occurs only at the end of documents. The end token is `END` if the tokenizer
+    has it. Otherwise it is the "eos_token" of the definition, or else `end`, which is added to the definition as
+    "eos_token". Without any of these, `END` is added to the tokenizer.
     """
 
     def __init__(self, definition: str, name: str = "tokenizer", end: str | None = None) -> None:
-        from tokenizers import Tokenizer  # an extra
+        from tokenizers import Tokenizer  # an optional dependency
 
         try:
             content = json.loads(definition)
-            kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key of ours alone
+            kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key that only kvt adds
             self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library raises plain exceptions; where its Rust code panics, no Exception
-            raise UserError(f"--tokenizer {name} is no tokenizer.json ({error!s:.100})") from error
+        except BaseException as error:  # a panic of the library's Rust code is not an Exception
+            raise UserError(f"--tokenizer {name} is not a tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
-            raise UserError(f"--tokenizer {name}: expected a byte-level BPE, as GPT-2's")
+            raise UserError(f"--tokenizer {name}: expected a byte-level BPE, as in GPT-2")
         if self.tokenizer.token_to_id(END) is not None:
             end = END
         elif end := named or end:
@@ -160,23 +162,24 @@ class BytePairs(Bytes):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([end])  # the file may have it as text, or not at all
-        self.tokenizer.encode_special_tokens = True  # as text
+        self.tokenizer.add_special_tokens([end])  # the file may lack it, or have it as an ordinary token
+        self.tokenizer.encode_special_tokens = True  # encode their names as ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[end], name
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
         for i, token in self.tokenizer.get_added_tokens_decoder().items():
-            self.pieces[i] = b"" if i == self.end else token.content.encode()  # is written as it is
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # not in the byte alphabet
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Encode texts on all cores, long ones in parts (see `CUT`); return the ids of each text.
+        """Encode texts on all CPU cores; return the ids of each text. A long text is encoded in parts (see `CUT`).
 
-        Raises UserError if the ids are not the text, as when the tokenizer makes it lower case first.
+        Raises UserError if decoding the ids does not give the text again, for instance if the tokenizer makes the text
+        lower case.
         """
         parts = [list(_parts(text)) for text in texts]
         found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
@@ -191,17 +194,17 @@ class BytePairs(Bytes):
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json, which errors call `name`."""
+    """Return the tokenizer of a definition: "bytes" or the content of a tokenizer.json; `name` is for messages."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read a tokenizer.json of byte pairs; raise UserError if it is none.
+    """Read the tokenizer.json of a byte-level BPE; raise UserError if the file is something else.
 
-    If it has no `END`, the end token is the eos_token of tokenizer_config.json beside it.
+    If the tokenizer has no `END`, the end token is the eos_token of tokenizer_config.json in the same folder.
     """
     require_file(
-        path, "--tokenizer needs bytes, bpe, or a file: a model's tokenizer.json, such as GPT-2's from the hub"
+        path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's from the Hugging Face hub"
     )
     end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
@@ -209,9 +212,9 @@ def read_tokenizer(path: Path) -> BytePairs:
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
-    """Train a byte-level BPE on texts; return its tokenizer.json, of at most `vocab_size` tokens, `END` among them.
+    """Train a byte-level BPE on texts; return its tokenizer.json, with at most `vocab_size` tokens including `END`.
 
-    Raises UserError if `vocab_size` leaves none besides the bytes.
+    Raises UserError if `vocab_size` leaves no token besides the 256 bytes and `END`.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
@@ -239,42 +242,45 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return how GPT-2's vocabulary writes each byte: as its Latin-1 letter, those not printable from U+0100 on."""
+    """Return the character for each byte in GPT-2's vocabulary.
+
+    It is the byte's Latin-1 character, or a character from U+0100 on if that is not printable.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 class TokenFile:
-    """The tokens of a corpus, each document followed by the tokens' `end`, in a folder below `data_dir`.
+    """A memory-mapped file of a corpus's tokens, in a folder below `data_dir`; the end token follows each document.
 
-    It is made once, and mapped into memory, which does not grow with the texts. A run that is killed while it makes the
-    file goes on behind the last whole piece.
+    The file is made once. Its size does not affect memory use. If the process is killed while making the file, the next
+    process continues after the last complete piece.
     """
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 1, 2 had other tokens of the same definition
+        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # version 3: 1 and 2 made other tokens
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 
     def load(self) -> Tensor:
-        """Return the tokens, int16 or int32 (T,), made unless they are there; raise UserError if the file is damaged.
+        """Return the tokens, int16 or int32 (T,), and make the file unless it exists; raise UserError if it is damaged.
 
-        Sets `content`, a hash of them, `left_out`, that of the corpus as it was then, and `cut`, where a validation
-        split of the corpus begins, if it has one.
+        Sets three attributes: `content`, a hash of the tokens; `left_out`, the corpus's `left_out` when the file was
+        made; and `cut`, the position where the corpus's own validation split begins, or None.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
         self.content, self.left_out, self.cut = about["content"], about["left_out"], about["cut"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
-            raise UserError(f"{self.path} is damaged: remove {self.folder}, and it is made again")
-        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # copy on write: torch takes no read-only
+            raise UserError(f"{self.path} is damaged: remove {self.folder}, and kvt makes it again")
+        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # writable, for torch
 
     def _make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("*.tmp"):  # of a killed process
+        for leftover in self.folder.glob("*.tmp"):  # left by a killed process
             leftover.unlink()
         shards = []
         for number, group in enumerate(tqdm([*self.corpus.pieces()], desc="tokens", disable=None)):
@@ -288,13 +294,13 @@ class TokenFile:
         sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
         about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
         if not about["tokens"]:
-            raise UserError(f"--text {self.corpus.root}: nothing but separators: choose another --separator")
+            raise UserError(f"--text {self.corpus.root} has nothing but separators: choose another --separator")
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))
         for shard in shards:
             shard.unlink()
 
     def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Encode texts, each given with whether its document ends there; after those that do stands `end`."""
+        """Encode texts, each given with whether its document ends there; `end` follows a text that does."""
         tokens = [np.empty(0, self.dtype)]
         for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
             tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]
@@ -302,18 +308,18 @@ class TokenFile:
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
-    """Return where documents begin, int64 (D,): at 0, and behind each `end` but one that is the last token."""
+    """Return the positions where documents begin, int64 (D,): 0, and after every `end` that is not the last token."""
     starts, is_end = [torch.zeros(1, dtype=torch.long)], torch.empty(min(PIECE, len(tokens)), dtype=torch.bool)
     for first in range(0, len(tokens), PIECE):
         part = tokens[first : first + PIECE]
-        torch.eq(part, end, out=is_end[: len(part)])  # in one buffer: many large ones leave the memory in pieces
+        torch.eq(part, end, out=is_end[: len(part)])  # one buffer for all parts: many large buffers fragment memory
         starts.append(first + 1 + is_end[: len(part)].nonzero().squeeze(1))
     found = torch.cat(starts)
     return found[found < len(tokens)]
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return where the last `share` of the text, in bytes, begins: the place of a token."""
+    """Return the position of the token where the last `share` of the text, counted in bytes, begins."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of each part; take is fast

@@ -1,1 +1,1 @@
-"""Grids of the paper's tables and figures and of ours, and the sections that only their reports have."""
+"""Grids of the paper's tables and figures and of our own studies, and sections that only their reports have."""

@@ -1,4 +1,4 @@
-"""The section of the grid cache: loss against bytes of cache per token."""
+"""The report section of the grid cache: validation loss against bytes of key-value cache per token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ interval over seeds, where there are at least three. Nothing else is equal: whoe
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Set each attention's loss against what it caches."""
+    """Plot the validation loss of each attention against the size of its cache."""
     if LOSS not in results.finished:
         return
     of_shape = {shape: cache_bytes(run) for shape, run in {run.shape: run for run in grid.runs}.items()}
@@ -39,7 +39,7 @@ def frontier(grid: Grid, results: Results) -> Iterator[Section]:
 
 @torch.no_grad()
 def cache_bytes(run: Run) -> int:
-    """Return the bytes that decoding with a run's model caches for a token, in float32."""
+    """Return the bytes of the key-value cache per token of a run's model, in float32."""
     settings = run.config.model["init_args"]
     with torch.device("meta"):
         model: Any = run.config.classes["model"]({"tokenizer": "bytes", "length": 1}, **settings).model.eval()
@@ -49,7 +49,11 @@ def cache_bytes(run: Run) -> int:
 
 
 def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
-    """Return a row for each attention and setting: cache, mean loss, runs, difference to the first, its reach."""
+    """Return a row for each attention and setting.
+
+    Columns: cache (bytes per token), mean loss (nats), difference of the loss to the attention `first`, reach (half the
+    width of its 95 % interval) and n (number of runs).
+    """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])
     for (setting, attention), own in known.groupby(["setting", "attention"], sort=False):
@@ -63,7 +67,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(found: pd.DataFrame, first: str) -> Markdown:
-    """Return a table with a row for each attention and setting, the largest cache of a setting first."""
+    """Return a Markdown table with a row for each attention and setting, largest cache first within a setting."""
     lines = []
     for _, of_setting in found.groupby("setting", sort=False):
         for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
@@ -74,7 +78,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Draw the loss of each attention against its cache, a panel for each setting; bars are intervals."""
+    """Plot the loss of each attention against its cache, in a panel for each setting; bars are 95 % intervals."""
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""The section of the grids cycles and shift: measured accuracies beside the law of cycles (docs/symmetry.md)."""
+"""The report section of the grids cycles and shift: accuracies and levels of the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator
 from math import gcd, inf, isfinite
@@ -23,8 +23,8 @@ from kvt.system.quoting import Markdown, markdown_table
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]
 MARK: dict[str, Any] = {"markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
-SYMBOLS = 10  # digits: a token that sees nothing is right once in ten
-NEAR = 0.005  # an accuracy so near a level stands on it
+SYMBOLS = 10  # digits; a guess is right with probability 1/10
+NEAR = 0.005  # an accuracy within this distance of a level counts as on the level
 
 FINDING = """\
 {standing} of {runs} runs end within {points:g} points of an accuracy that the law of cycles lets them have, which by
@@ -46,7 +46,7 @@ Medians over all runs of a size, and in brackets how many got there; a dash unle
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Compare accuracies with the levels that the law of cycles allows: in pictures, tables, and steps to 99 %."""
+    """Compare accuracies with the levels of the law of cycles in figures and tables, and tabulate steps to 99 %."""
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
@@ -60,7 +60,7 @@ def levels(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def level(length: int, broken: float) -> float:
-    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and the others are right.
+    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and all others are right.
 
     >>> level(16, 2)
     0.8875
@@ -88,14 +88,14 @@ def _cycle(run: Run) -> int:
 
 
 def stands(accuracy: pd.Series, length: int) -> pd.Series:
-    """Return whether accuracies are within `NEAR` of a level."""
+    """Return, for each accuracy, whether it is within `NEAR` of a level."""
     broken = (1 - accuracy) / (1 - level(length, 1))
     return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
 
 
 @rc_context(STYLE)
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
-    """Draw test accuracy against cycle length with the predicted level, in a panel for each size."""
+    """Plot test accuracy against cycle length, with the predicted levels, in a panel for each size."""
     cycles, sizes = sorted(results.cycle.unique()), results.groupby(SIZE)
     rows, chosen = -(-len(sizes) // 2), line_styles(results.attention)
     figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows))
@@ -113,7 +113,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
         axes.set_xticks(range(len(cycles)), [str(cycle) for cycle in cycles])
         axes.set_title(_name(size))
         axes.set_ylim(top=1.02)
-    for axes in figure.axes[-2:]:  # a label of the figure would lie in its legend
+    for axes in figure.axes[-2:]:  # a label of the whole figure would overlap the legend
         axes.set_xlabel("tokens of a cycle")
     figure.supylabel("test accuracy")
     keys = [Line2D([], [], **style.mark, **MARK, label=style.label) for style in chosen.values()]
@@ -124,7 +124,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
-    """Draw validation accuracy against steps with lines at the levels, for the smallest size: a panel an attention."""
+    """Plot validation accuracy against steps for the smallest size, in a panel for each attention, with the levels."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)
@@ -141,7 +141,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
         axes.set_title(style.label)
         axes.set_ylim(level(length, length) - 0.02, 1.02)
         axes.set_xlim(left=0)
-    for axes in panels.flat[max(0, len(chosen) - 3) : len(chosen)]:  # the lowest of each column
+    for axes in panels.flat[max(0, len(chosen) - 3) : len(chosen)]:  # the lowest panel of each column
         axes.tick_params(labelbottom=True)
     for axes in panels.flat[len(chosen) :]:
         axes.set_axis_off()
@@ -153,7 +153,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def _tables(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield a table of means for each size, and one of steps."""
+    """Yield a table of mean accuracies for each size, and a table of steps to 99 %."""
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))
@@ -178,7 +178,7 @@ def _steps(steps: "pd.Series[float]") -> str:
 def _cell(accuracies: "pd.Series[float]", height: float) -> str:
     if not (n := len(accuracies)):
         return "–"
-    mean, reach = accuracies.mean(), t.ppf(0.975, n - 1) * accuracies.sem()  # NaN of one run
+    mean, reach = accuracies.mean(), t.ppf(0.975, n - 1) * accuracies.sem()  # NaN for a single run
     bold = "**" if mean > height + NEAR else ""
     interval = f" [{max(0, mean - reach):.3f}, {min(1, mean + reach):.3f}]" if isfinite(reach) else ""
     return Markdown(f"{bold}{mean:.3f}{bold}{interval}, n = {n}")

@@ -1,4 +1,4 @@
-"""The attention of the grid keyless: Q≠K=V with a routing matrix, as those built it who saw it fail at recall."""
+"""The attention of the grid keyless: Q≠K=V with a routing matrix; Gao and Xu (2026) saw it fail at recall."""
 
 from typing import Any
 
@@ -9,13 +9,14 @@ from kvt.attention.variants import QSharedKV
 
 
 class Routed(QSharedKV):
-    """softmax(α Q R Kᵀ) K: `q-kv` whose queries are mapped by a matrix R a head (Gao and Xu 2026, "Keyless", eq. 2).
+    """softmax(α Q R Kᵀ) K: `q-kv` with a matrix R for each head after the query (Gao and Xu 2026, "Keyless", eq. 2).
 
-    R, (heads, head_dim, head_dim), adds nothing to what `q-kv` can be, as Q R is linear in x, too; but it starts small.
+    R has shape (heads, head_dim, head_dim). The layer represents the same functions as `q-kv`, because Q R is linear in
+    x. But its initial scores are smaller.
 
     Args:
-        std: R is initialised from N(0, std²); 0.02 is that of the trial in which four heads fail. With std =
-            1 / √head_dim, scores start about as large as without R.
+        std: R is initialised from N(0, std²). The authors' trial in which four heads fail uses 0.02. With std =
+            1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

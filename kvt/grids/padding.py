@@ -1,4 +1,4 @@
-"""The section of the grid follow-up: perplexities over all targets, and over those that are not padding."""
+"""The section of the grid follow-up: perplexities over all targets, and over all targets but padding."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ among them, and over the real ones alone. Mean of pairs of runs with the same se
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Say how much greater than the first attention's the perplexities of the others are, by either count."""
+    """Tabulate and plot how much each attention's perplexity exceeds that of the first, with and without padding."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return
@@ -34,8 +34,8 @@ def costs(grid: Grid, results: Results) -> Iterator[Section]:
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the relative excess of each attention's perplexities over those of the attention `first`.
 
-    A row for each pair of finished runs with the same settings and seed: attention, setting, seed, padding (the share
-    of targets), and the excess of `COUNTED` and of `REAL`.
+    The table has a row for each pair of finished runs with the same settings and seed. Columns: attention, setting,
+    seed, padding (the share of targets that are padding), and the excess of `COUNTED` and of `REAL`.
     """
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
@@ -45,7 +45,7 @@ def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(pairs: pd.DataFrame) -> Markdown:
-    """Return a table with a row for each attention and a column for each share of padding."""
+    """Return a Markdown table with a row for each attention and a column for each share of padding."""
     pairs = pairs.assign(padding=pairs.padding.round(2))
     shares, rows = sorted(pairs.padding.unique()), []
     for attention, of_attention in pairs.groupby("attention", sort=False):
@@ -61,7 +61,10 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
-    """Draw the excess of perplexity against the share of padding: filled over all targets, empty over the real ones."""
+    """Plot the excess of perplexity against the share of padding.
+
+    Filled marks are over all targets, empty marks over targets that are not padding.
+    """
     figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
     limit_ticks(axes, 5)

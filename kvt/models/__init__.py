@@ -1,4 +1,4 @@
-"""Models: tokens, images or features in, logits out."""
+"""Models that map tokens, images or features to logits."""
 
 from kvt.models.causal_lm import CausalLM
 from kvt.models.seq2seq import Seq2Seq

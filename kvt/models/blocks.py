@@ -1,4 +1,4 @@
-"""Transformer blocks and stacks, built from any attention."""
+"""Transformer blocks and stacks of blocks, for any attention."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system.errors import UserError, choose, require_positive
 
-MakeAttention = Callable[[int], nn.Module]  # from a model's width, as `kvt.attention.AttentionFactory` does
+MakeAttention = Callable[[int], nn.Module]  # makes a layer of a given width, as `kvt.attention.AttentionFactory` does
 
 
 class FeedForward(nn.Sequential):
-    """The position-wise network dim → hidden → activation → dropout → dim."""
+    """Position-wise feed-forward network: dim → hidden → activation → dropout → dim."""
 
     def __init__(self, dim: int, hidden: int, activation: type[nn.Module], dropout: float = 0.0) -> None:
         super().__init__(nn.Linear(dim, hidden), activation(), Dropout(dropout), nn.Linear(hidden, dim))
 
 
 class Residual(nn.Module):
-    """A layer f with a norm, a dropout and a residual connection; keyword arguments go to the layer."""
+    """A layer f with layer norm, dropout and a residual connection; keyword arguments are passed to f."""
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, Dropout(dropout)
 
     def change(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """Return Drop(f(x)); raise UserError if f(x) has another shape than x, which the sum would broadcast."""
+        """Return Drop(f(x)); raise UserError if f(x) and x differ in shape, since their sum would broadcast."""
         change = self.layer(x, **kwargs)
         if getattr(change, "shape", None) != x.shape:
             name, found = type(self.layer).__name__, tuple(getattr(change, "shape", ())) or type(change).__name__
@@ -40,14 +40,14 @@ class Residual(nn.Module):
 
 
 class PreNorm(Residual):
-    """x + Drop(f(LN(x)))."""
+    """Pre-norm residual connection: x + Drop(f(LN(x)))."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         return x + self.change(self.norm(x), **kwargs)
 
 
 class PostNorm(Residual):
-    """LN(x + Drop(f(x))), as in Vaswani et al. 2017."""
+    """Post-norm residual connection: LN(x + Drop(f(x))), as in Vaswani et al. 2017."""
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         return self.norm(x + self.change(x, **kwargs))
@@ -57,7 +57,7 @@ NORMS: dict[str, type[Residual]] = {"pre": PreNorm, "post": PostNorm}
 
 
 class TanhGELU(nn.GELU):
-    """GPT-2's GELU, x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    """GPT-2's approximation of GELU: x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
 
     def __init__(self) -> None:
         super().__init__(approximate="tanh")
@@ -66,17 +66,18 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-Expansion = int | float  # both: parsers keep an integer as it was written, and with it the name of a recorded run
+Expansion = int | float  # with `int`, the parser keeps "4" as 4, so that names of recorded runs do not change
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """What the blocks of a model are made of, by the names that flags have.
+    """Norm and feed-forward network of a model's blocks, with the names of the flags.
 
     Args:
-        norm: a key of `NORMS`, where the norm of a residual connection stands.
-        activation: a key of `ACTIVATIONS`, of the feed-forward networks.
-        expansion: their width in multiples of the model's, rounded to a whole number; 0 leaves them out.
+        norm: position of the layer norm in a residual connection, a key of `NORMS`.
+        activation: activation of the feed-forward networks, a key of `ACTIVATIONS`.
+        expansion: hidden width of the feed-forward networks in multiples of the model width, rounded to a whole number
+            of channels. 0 leaves these networks out.
     """
 
     norm: str = "pre"
@@ -94,7 +95,7 @@ class BlockStyle:
         return NORMS[self.norm](dim, layer, dropout)
 
     def feed_forward(self, dim: int, dropout: float = 0.0, hidden_dropout: float = 0.0) -> nn.Module:
-        """Return a feed-forward network with its residual connection, the identity if there is none."""
+        """Return a feed-forward network with its residual connection, or the identity if `expansion` is 0."""
         if not self.expansion:
             return nn.Identity()
         hidden = max(1, round(self.expansion * dim))
@@ -102,18 +103,21 @@ class BlockStyle:
 
 
 STYLE = BlockStyle()
-"""That of language models and of translation."""
+"""The default style of the language models and of the translation model."""
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then a feed-forward network, each in a residual connection."""
+    """Self-attention and a feed-forward network, both with a residual connection."""
 
     def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """(B, N, dim) → (B, N, dim), or (B, dim) for one `token`; `attend` is the attention's mask, causal, cache."""
+        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) for the output of one `token` only.
+
+        `attend` are keyword arguments of the attention, such as mask, causal and cache.
+        """
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -127,19 +131,20 @@ class Stack(nn.ModuleList):
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
-    """Return the stacks of blocks in a model, itself among them if it is one."""
+    """Return all `Stack` modules of a model, including the model if it is a `Stack`."""
     return [module for module in model.modules() if isinstance(module, Stack)]
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock`s; with causal attention, the decoder of a language model.
+    """A stack of `EncoderBlock`s. With causal attention, it is the decoder of a language model.
 
-    With `share_layers` above 1, layers stand in groups of so many: the first of a group has keys and values, and the
-    others attend to these with queries of their own (Brandon et al. 2024, "Cross-Layer Attention"), so that a group has
-    one cache.
+    If `share_layers` is above 1, it is the number of consecutive layers that share keys and values. The first layer of
+    a group computes them. The other layers compute only queries, and attend to the keys and values of the first
+    (Brandon et al. 2024, "Cross-Layer Attention"). A group has one cache.
 
     Attributes:
-        recomputes: whether training keeps the inputs of blocks alone, and computes the rest again for the gradients.
+        recomputes: whether training uses activation checkpointing: it stores only the input of each group of layers,
+            and recomputes the other activations in the backward pass.
     """
 
     recomputes = False
@@ -152,7 +157,7 @@ class Encoder(Stack):
             if place % share_layers:
                 attention = block.get_submodule("attention.layer")
                 if not isinstance(attention, Attention):
-                    raise UserError(f"share_layers: {type(attention).__name__} is no kvt.attention.Attention")
+                    raise UserError(f"share_layers: {type(attention).__name__} is not a kvt.attention.Attention")
                 attention.borrow_keys()
 
     def forward(
@@ -160,12 +165,13 @@ class Encoder(Stack):
     ) -> Tensor:
         """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache for each group of layers.
 
-        With `token`, return the row of this token alone, (B, dim), without the last feed-forward network of the others.
+        With `token`, return only the output of this token, (B, dim). The last feed-forward network is then computed for
+        this token alone.
         """
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
-            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not take None
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's class may not accept None
             if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
             if again:
@@ -176,7 +182,7 @@ class Encoder(Stack):
 
 
 def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-    """Apply the blocks of a group, of which all but the first read the keys of the first."""
+    """Apply the blocks of a group; the second and later blocks read the keys and values of the first."""
     if len(group) > 1 and "cache" not in attend:
         attend["cache"] = OnePass()
     for block in group[:-1]:
@@ -186,7 +192,7 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, cross-attention to a memory and a feed-forward network, each in a residual connection."""
+    """Causal self-attention, cross-attention to a memory and a feed-forward network, all with a residual connection."""
 
     def __init__(self, attention: nn.Module, cross_attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -195,9 +201,9 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """x: (B, N, dim); memory: (B, M, dim), its mask: (B, 1, 1, M); caches: of x and of the memory."""
+        """Return (B, N, dim) from x (B, N, dim) and memory (B, M, dim), with its mask (B, 1, 1, M); caches: of both."""
         cache, memory_cache = caches or (None, None)
-        # no padding mask: padding follows a sentence, where causal attention does not look
+        # no padding mask: padding follows the sentence, and causal attention does not attend to later positions
         x = self.attention(x, causal=True, cache=cache)
         x = self.cross_attention(x, context=memory, mask=memory_mask, cache=memory_cache)
         return self.feed_forward(x)

@@ -1,4 +1,4 @@
-"""Language models that predict the next token, or hidden ones."""
+"""Language models that predict the next token or masked tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from kvt.system.errors import require_probability
 
 
 class CausalLM(nn.Module):
-    """A language model (Borji 2023, §3.4): pre-norm blocks of causal attention, a linear head.
+    """A language model of pre-norm blocks with causal attention and a linear head (Borji 2023, §3.4).
 
-    x = embedding(tokens);  x = x + Drop(Attn(LN(x))), x = x + Drop(FF(LN(x))) `depth` times, FF = dim → 4 dim →
-    ReLU → dim, unless the `style` says otherwise;  logits = LN(x) Wᵀ + b, or x Wᵀ + b without
-    `final_norm`. If `tied`, W is the embedding's table. That also sets the width, the vocabulary and the longest
-    sequence.
+    x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))). The
+    output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. FF is dim → 4 dim → ReLU → dim unless `style`
+    changes it. The embedding determines the model width, the vocabulary size and the length of the longest sequence.
 
     Args:
-        causal: whether a token attends only to itself and its past; else to all tokens (Devlin et al. 2019, "BERT",
-            §3.1), and the logits at each place are of the token there, which is hidden in the input.
-        share_layers: how many layers have the keys and values of the lowest of them (`Encoder`).
+        tied: whether W is the embedding's table of tokens.
+        causal: True: a token attends only to itself and to earlier tokens. False: it attends to all tokens, and the
+            logits at a position predict the masked token at that position (Devlin et al. 2019, "BERT", §3.1).
+        share_layers: number of consecutive layers that share keys and values, as in `Encoder`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CausalLM(nn.Module):
             self.head.weight = embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the token after each token: int64 (B, N) → (B, N, vocab_size)."""
+        """Return the logits at every position: int64 (B, N) → (B, N, vocab_size)."""
         return self.head(self.states(tokens))
 
     def states(self, tokens: Tensor) -> Tensor:
@@ -65,21 +65,25 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits after the last token, (B, vocab_size); caches hold those before, and these are appended."""
+        """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
+
+        `caches` hold the keys and values of earlier tokens; those of `tokens` are appended.
+        """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return an empty cache for each layer that has keys of its own."""
+        """Return an empty cache for each layer that computes keys."""
         layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
-        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may have none
+        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's class may lack it
         return [make(self.embedding.max_len, self.is_endless) for make in makers]
 
     @property
     def is_endless(self) -> bool:
-        """Whether cached generation can go on beyond `max_len` tokens, each attending to the last `max_len`.
+        """Whether cached generation can continue beyond `max_len` tokens with a sliding window of `max_len` tokens.
 
-        It may if nothing has a table of positions: neither the embedding, nor a map with a bias or one of the user's.
+        True if the embedding has no table of positions, and no attention overrides `forward`, `gain_and_bias`, `logits`
+        or `attention_weights`, which may depend on absolute positions.
         """
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
         return not self.embedding.has_table and all(
@@ -90,9 +94,10 @@ class CausalLM(nn.Module):
 
 
 class Compressor(CausalLM):
-    """An autoencoder: reconstructs a sequence from the state of its last token (Poli et al. 2024, "MAD", compression).
+    """An autoencoder that reconstructs a sequence from the state of its last token.
 
-    logits_i = head(FF(state + P_i)), P learned, FF = dim → dim → GELU → dim.
+    logits_i = head(FF(state + P_i)) with learned positions P and FF = dim → dim → GELU → dim (the compression task of
+    Poli et al. 2024, "MAD").
     """
 
     def __init__(self, make_attention: MakeAttention, embedding: Embedding, *, length: int, **settings: Any) -> None:
@@ -102,6 +107,7 @@ class Compressor(CausalLM):
         self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
 
     def states(self, tokens: Tensor) -> Tensor:
+        """Return the input of the head at each position: int64 (B, N) → (B, N, dim)."""
         state = super().states(tokens)[:, -1:]
         places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return self.decoder(state + places)

@@ -13,14 +13,15 @@ from kvt.system.errors import UserError, require_positive, require_probability, 
 
 
 class Embedding(nn.Module):
-    """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim), from position `start` on.
+    """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim).
 
-    A subclass has a table P, (max_len, dim); here P = 0, and positions are left to the attention.
+    The first token has position `start`. This class has P = 0 and leaves positions to the attention; subclasses define
+    a table P, (max_len, dim).
 
     Args:
-        max_len: the longest sequence.
-        scaled: s = √dim, and E is initialised from N(0, 1/dim): s · E is then as large as with s = 1 and N(0, 1), but
-            the first logits of a head that shares E have unit size.
+        max_len: length of the longest sequence.
+        scaled: True: s = √dim, and E is initialised from N(0, 1/dim). False: s = 1 and N(0, 1). Both give embeddings of
+            the same size. With True, the initial logits of a head that shares E have unit size.
     """
 
     has_table: ClassVar[bool] = False
@@ -83,12 +84,12 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments of an attention: those given, with `rope` 1 if the positions are rotary."""
+    """Return the keyword arguments `given` for an attention, with rope=1 as default if the positions are rotary."""
     return {**({"rope": 1.0} if positions == "rotary" else {}), **(given or {})}
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
-    """Create the embedding named `positions` in `POSITIONS`; the settings are those of `Embedding`."""
+    """Create the embedding named `positions` in `POSITIONS`; `settings` are further arguments of `Embedding`."""
     if positions not in POSITIONS:
         raise unknown("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

@@ -1,4 +1,4 @@
-"""Decoding: sampling from a language model; greedy and beam search of a translator. Models must be in eval mode."""
+"""Sampling from language models, and greedy and beam search with translation models. Models must be in eval mode."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,20 +21,24 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts token by token, each drawn from softmax(logits / temperature) of the `top_k` likeliest.
+    """Continue prompts token by token; yield each new token, int64 (B, 1).
 
-    With `top_p`, of these only the likeliest whose probabilities add up to it (Holtzman et al. 2020, nucleus sampling).
+    A token is drawn from softmax(logits / temperature) over the `top_k` most likely tokens. `top_p` further restricts
+    them to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus sampling).
 
-    A token depends on the tokens before it within a window of at most the model's `max_len`. As long as the text fits,
-    past keys and values are cached, which does not change the result. After that the window slides by one token. As
-    this moves every token to another position, each new token costs a pass over the whole window. In a model without a
-    table of positions, `CausalLM.is_endless`, caches slide instead: in every layer a token attends to the last
-    `max_len` tokens, as under a band mask over the whole text.
+    A token depends on the last `max_len` tokens at most. While the text is no longer than `max_len`, keys and values
+    are cached, which does not change the result. After that the window slides by one token for each new token. This
+    changes the positions of all tokens, so that each new token costs a forward pass over the whole window. If
+    `CausalLM.is_endless`, the caches slide instead: in every layer a token attends to the last `max_len` tokens, as
+    with a band mask over the whole text.
 
     Args:
         prompt: int64 (B, N), at least one token.
-        tokens: number of tokens to add, of which it yields each, int64 (B, 1).
-        temperature: 0 always takes the likeliest token.
+        tokens: number of tokens to add.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: number of most likely tokens to draw from; None: all.
+        top_p: probability mass to draw from, above 0 and at most 1; None: all.
+        generator: random generator of the draws; None: torch's default.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
@@ -53,7 +57,7 @@ def sample(
                 text, caches = text[:, -max_len:], []
             unread = text[:, caches[0].length if caches else 0 :]
             logits = model.next_logits(unread[:, :max_len], caches)
-            for late in unread[:, max_len:].unbind(1):  # of a prompt that is longer than the window
+            for late in unread[:, max_len:].unbind(1):  # if the prompt is longer than the window
                 logits = model.next_logits(late[:, None], caches)
             token = _draw(logits, temperature, top_k, top_p, generator)
             yield token
@@ -67,27 +71,27 @@ def _draw(
 ) -> Tensor:
     """Draw one token per row: (B, vocab_size) → int64 (B, 1)."""
     if not logits.isfinite().all():
-        raise UserError("this model has diverged, its logits are not finite: use the checkpoint of another run")
+        raise UserError("this model has diverged (its logits are not finite): use the checkpoint of another run")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    # below 1e-30 only the likeliest token is drawn anyway, and the quotient may overflow
+    # a temperature below 1e-30 might overflow, and 1e-30 already draws only the most likely token
     probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
-    if top_p is not None:  # without those before which the likelier ones have it all
+    if top_p is not None:  # leave out a token if the more likely tokens already have a probability of `top_p`
         probabilities = probabilities.masked_fill(probabilities.cumsum(1) - probabilities >= top_p, 0)
     return tokens.gather(1, torch.multinomial(probabilities, 1, generator=generator))
 
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
-    """Translate a batch, taking the likeliest token each time. Finished sentences leave the batch.
+    """Translate a batch with the most likely token at each step; finished sentences are removed from the batch.
 
     Args:
         source: padded, int64 (B, M).
-        bos, eos: the tokens that begin and end a translation.
+        bos, eos: ids of the tokens that begin and end a translation.
 
     Returns:
-        The tokens of each translation without `bos` and `eos`, at most the model's `max_len`.
+        The tokens of each translation without `bos` and `eos`, at most `max_len` of the model.
     """
     state = model.encode(source)
     translations: list[list[int]] = [[] for _ in source]
@@ -108,15 +112,15 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int) -> list[list[int]]:
-    """Translate a batch, extending the `beam` likeliest prefixes (hypotheses) of each sentence at once.
+    """Translate a batch by beam search: extend the `beam` most likely prefixes (hypotheses) of each sentence.
 
-    The finished translation with the greatest mean log-probability per token (`eos` counted) wins. A sentence leaves
-    the batch when `beam` of its translations have finished and the mean of its likeliest hypothesis is no greater than
-    the best of theirs, so that early endings do not stop a better one. With one beam this is `greedy`, which documents
-    arguments and result.
+    The result is the finished translation with the greatest mean log-probability per token, `eos` included. A sentence
+    is removed from the batch when it has `beam` finished translations and its most likely hypothesis has no greater
+    mean than the best of them. Early endings therefore do not stop a better hypothesis. Arguments and result are as in
+    `greedy`; with one beam both functions agree.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
-    sentences = torch.arange(len(source))  # those still in the batch, `beam` rows each
+    sentences = torch.arange(len(source))  # the sentences still in the batch, with `beam` rows each
     state = model.encode(source)
     state.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
     hypotheses = source.new_full((len(source), beam, 1), bos)
@@ -126,7 +130,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         logits = model.next_logits(hypotheses[:, :, -1].flatten()[:, None], state).float()
         vocab_size = logits.shape[-1]
         totals = scores.flatten()[:, None] + logits.log_softmax(-1)
-        # of 2 · beam candidates at most half end, one for each hypothesis
+        # of 2 · beam candidates, at most `beam` end with `eos`: one for each hypothesis
         best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 · beam)
         origin, token = index // vocab_size, index % vocab_size
         ends = token == eos
@@ -147,7 +151,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         sentences, hypotheses, scores = sentences[unfinished.cpu()], hypotheses[unfinished], scores[unfinished]
         if not len(sentences):
             break
-    for row, sentence in enumerate(sentences.tolist()):  # cut at `max_len`
+    for row, sentence in enumerate(sentences.tolist()):  # hypotheses without `eos` end at `max_len`
         for total, translation in zip(scores[row].tolist(), hypotheses[row, :, 1:].tolist(), strict=True):
             finished[sentence].append((total / model.max_len, translation))
     return [max(candidates)[1] for candidates in finished]
@@ -160,7 +164,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Translate sources in padded batches of similar length with `decode`; return the tokens in the sources' order."""
+    """Translate sources with `decode` in padded batches of similar length; return the tokens in the sources' order."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

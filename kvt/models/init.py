@@ -1,4 +1,4 @@
-"""Initial weights, a function for each style; parameters that a function does not name keep torch's."""
+"""Functions that set a model's initial weights; parameters that they do not mention keep torch's initial values."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,11 +10,14 @@ from kvt.attention.ordinary import fill_weight
 from kvt.models.blocks import FeedForward
 from kvt.models.causal_lm import CausalLM
 
-Fill = Callable[[Tensor], Tensor]  # in place
+Fill = Callable[[Tensor], Tensor]  # fills a tensor in place and returns it
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Initialise attention as in the paper's notebook of lists: matrices U(±√(6 / (rows + columns))), biases 0."""
+    """Initialise attention projections from U(±√(6 / (rows + columns))), biases with 0.
+
+    The paper's notebook on lists does the same.
+    """
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
             _fill(linear, nn.init.xavier_uniform_)
@@ -22,7 +25,10 @@ def xavier_attention(model: nn.Module) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """Initialise all matrices and embeddings from U(±√(6 / (rows + columns))), as in the notebook of translation."""
+    """Initialise all linear weights and embeddings from U(±√(6 / (rows + columns))).
+
+    The paper's notebook on translation does the same.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             fill_weight(module, nn.init.xavier_uniform_)
@@ -31,9 +37,9 @@ def xavier(model: nn.Module) -> None:
 
 
 def gpt2(model: CausalLM) -> None:
-    """Initialise a language model as GPT-2: matrices N(0, 0.02²), biases 0 (Radford et al. 2019, §2.3).
+    """Initialise a language model as GPT-2: matrices from N(0, 0.02²), biases with 0 (Radford et al. 2019, §2.3).
 
-    Matrices before a residual sum are smaller by √(number of these sums).
+    The last matrix of each residual branch is divided by √(2 · number of layers).
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Cross-entropy and divergence in full precision, of large vocabularies without the matrix of all logits."""
+"""Cross-entropy and divergence in float32 or better; for large vocabularies without the matrix of all logits."""
 
 from math import log
 from typing import Any, NamedTuple
@@ -11,20 +11,20 @@ from kvt.attention.ordinary import is_plain
 from kvt.data.tokens import IGNORE
 
 CHUNK = 256  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
-LARGE = 256  # classes from which on logits are computed in chunks
+LARGE = 256  # least number of classes whose logits are computed in chunks
 
 
 class Predictions(NamedTuple):
-    """What is predicted, and the classes that are right."""
+    """Predictions of a batch, and the right classes."""
 
     states: Tensor  # input of the last layer, (…, D); without a head: the logits, (…, C)
     targets: Tensor  # int64 (…)
     head: nn.Module | None = None  # the last layer
-    ignore: int = IGNORE  # the target of places that do not count; a class, such as padding, has no probability
+    ignore: int = IGNORE  # target of positions that do not count; if it is a class, such as padding, t is 0 there
 
 
 class Teacher(NamedTuple):
-    """Predictions to learn from at the same places, the temperature T, and the weight of the divergence."""
+    """Predictions of a teacher at the same positions, the temperature T, and the weight of the divergence."""
 
     predictions: Predictions
     temperature: float
@@ -39,13 +39,13 @@ class Teacher(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The loss of predictions, and numbers without a gradient."""
+    """The loss of predictions, and measurements without a gradient."""
 
     loss: Tensor  # a scalar
     nll: Tensor  # a scalar: the mean of −log p over the targets that count
     each: Tensor  # −log p of each target, 0 where it does not count, (…)
     right: Tensor  # whether the target is the most probable class, (…)
-    logits: Tensor | None = None  # (…, C), with a gradient; None if they never exist as a whole
+    logits: Tensor | None = None  # (…, C), with a gradient; None if computed in chunks
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher | None = None) -> Losses:
@@ -91,7 +91,7 @@ def linear_cross_entropy(
 
 
 class _Aim:
-    """A distribution t over classes: `other` for all but `pad`, if that is a class, and `more` besides for the true."""
+    """Target probabilities t of classes: `other` for each class but `pad`, plus `more` for the true class."""
 
     def __init__(self, classes: int, smoothing: float, pad: int) -> None:
         self.pad, self.entropy = pad if pad >= 0 else None, 0.0

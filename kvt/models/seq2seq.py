@@ -14,14 +14,14 @@ from kvt.system.errors import UserError, require_probability
 
 @dataclass
 class DecoderState:
-    """What the decoder needs to continue translations, one row each."""
+    """State from which the decoder continues a batch of translations."""
 
     memory: Tensor  # encoded sources, (B, M, dim)
     mask: Tensor  # False where a source is padding, (B, 1, 1, M)
-    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer, of its self-attention and of its cross-attention
+    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer, a cache of self-attention and one of cross-attention
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order: indices, int64 (R,), or a mask, boolean (B,)."""
+        """Keep the sentences that `rows` selects: indices, int64 (R,), or a boolean mask (B,)."""
         self.memory, self.mask = self.memory[rows], self.mask[rows]
         for pair in self.caches:
             for cache in pair:
@@ -29,16 +29,16 @@ class DecoderState:
 
 
 class Seq2Seq(nn.Module):
-    """An encoder and a decoder (Borji 2023, §3.5): pre-norm, a final norm on both, sinusoidal positions.
+    """A pre-norm encoder and decoder with final norms and sinusoidal positions (Borji 2023, §3.5).
 
-    Cross-attention keeps its query in every variant (§2). FF = dim → 4 dim → ReLU → Drop → dim, unless the `style` says
-    otherwise; dropout also on every residual branch and on the embeddings. All linear weights and embeddings are
-    Xavier-uniform.
+    Cross-attention has a query projection with every attention variant (§2). FF is dim → 4 dim → ReLU → Drop → dim
+    unless `style` changes it. Dropout is also applied to every residual branch and to the embeddings. All linear
+    weights and embeddings are initialised by `xavier`.
 
     Args:
-        pad: padding token of both vocabularies; the encoder's attention masks it.
-        max_len: the longest sentence, in tokens.
-        depth: number of blocks of the encoder, and of the decoder.
+        pad: id of the padding token in both vocabularies; attention to source tokens masks it.
+        max_len: length of the longest sentence, in tokens.
+        depth: number of blocks of the encoder, and also of the decoder.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Seq2Seq(nn.Module):
         return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
     def encode(self, source: Tensor) -> DecoderState:
-        """Return the state from which padded sources, int64 (B, M), are translated token by token."""
+        """Encode padded sources, int64 (B, M); return the state for `next_logits`."""
         memory, mask = self._encode(source)
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append the newest tokens, int64 (B, 1), to the state; return the next logits, (B, target_vocab_size)."""
+        """Append target tokens, int64 (B, 1), to the state; return the next token's logits, (B, target_vocab_size)."""
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)
         if state.caches[0][0].length == start:
-            raise UserError("this attention does not use its cache, so it cannot decode: see KVCache.append")
+            raise UserError("this attention ignores its cache, so it cannot decode: call KVCache.append in its forward")
         return self.generator(self.decoder_norm(x[:, -1]))
 
     def _encode(self, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,14 +18,14 @@ STYLE = BlockStyle("post", "relu", 2)
 class Tagger(nn.Module):
     """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
-    x = LN(x + Drop(Attn(x))), x = LN(x + Drop(FF(x))) `depth` times, FF = dim → 2 dim → ReLU → dim, unless the `style`
-    says otherwise;  head = dim → dim → LN → ReLU → Drop → outputs. Attention projections are Xavier-uniform, without
-    initial biases. A subclass defines `forward`, which ends with `label`.
+    Each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))). FF is dim → 2 dim → ReLU →
+    dim unless `style` changes it. The head is dim → dim → LN → ReLU → Drop → outputs. Attention projections are
+    initialised by `xavier_attention`. A subclass defines `forward`, which must return the result of `label`.
 
     Args:
         embed: maps an element to the model width.
-        outputs: number of outputs of the head per element.
-        dropout: of residual branches, feed-forward networks and head.
+        outputs: number of outputs per element.
+        dropout: dropout probability in residual branches, feed-forward networks and head.
     """
 
     def __init__(
@@ -53,14 +53,15 @@ class Tagger(nn.Module):
         xavier_attention(self)
 
     def label(self, x: Tensor) -> Tensor:
-        """(B, N, dim) → (B, N, outputs)."""
+        """Apply encoder and head: (B, N, dim) → (B, N, outputs)."""
         return self.head(self.encoder(x))
 
 
 class ListTagger(Tagger):
-    """One label for every symbol of a list (Borji 2023, §3.1): a `Tagger` of onehot(symbols) W + b + P.
+    """A `Tagger` that labels every symbol of a list (Borji 2023, §3.1). Its input is onehot(symbols) W + b + P.
 
-    P are sinusoidal positions, `length` of them; `dim` must be even. Symbols and labels are numbers below `vocab_size`.
+    P are sinusoidal positions, (length, dim); `dim` must be even. Symbols and labels are integers from 0 to
+    `vocab_size` − 1.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class ListTagger(Tagger):
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """int64 (B, N) → logits (B, N, vocab_size)."""
+        """Return the logits of the labels: int64 (B, N) → (B, N, vocab_size)."""
         positions = self.get_buffer("positions")[: symbols.shape[1]]
-        if is_plain(self.embed):  # onehot(symbols) W + b, without the product
+        if is_plain(self.embed):  # equals onehot(symbols) W + b, and is faster
             x = F.embedding(symbols, self.embed.weight.T) + self.embed.bias
         else:
             x = self.embed(F.one_hot(symbols, self.vocab_size).to(positions.dtype))
@@ -82,10 +83,10 @@ class ListTagger(Tagger):
 
 
 class SetScorer(Tagger):
-    """One score for every image of a set, from its features (Borji 2023, §3.2): a `Tagger` without positions.
+    """A `Tagger` that scores every image of a set from its features (Borji 2023, §3.2). Its input has no positions.
 
-    x = Drop(features) W + b;  then the encoder and head of `Tagger`, with one output. Unless the attention encodes
-    positions, the model is permutation equivariant.
+    x = Drop(features) W + b is followed by the encoder and the head of `Tagger`, with one output per image. The model
+    is permutation equivariant unless the attention encodes positions.
     """
 
     def __init__(
@@ -96,5 +97,5 @@ class SetScorer(Tagger):
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, S, feature_dim) → logits (B, S)."""
+        """Return a logit for every image of a set: (B, S, feature_dim) → (B, S)."""
         return self.label(self.embed(self.dropout(features))).squeeze(-1)

@@ -1,4 +1,4 @@
-"""The model of images."""
+"""The vision transformer."""
 
 from collections.abc import Callable
 
@@ -22,19 +22,19 @@ def mean_of_patches(encoder: Encoder, x: Tensor) -> Tensor:
 
 
 POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}
-"""What the head of a `ViT` reads: the class token, or the mean of the patches."""
+"""The input of a `ViT`'s head: the output of the class token, or the mean over the outputs of the patches."""
 
 
 class ViT(nn.Module):
-    """A vision transformer (Borji 2023, §3.2): pre-norm blocks over patches and a class token.
+    """A vision transformer of pre-norm blocks over patches and a class token, without final norm (Borji 2023, §3.2).
 
-    Patches are flattened and projected; learned positions, initialised from N(0, 1), are added; FF = dim → dim → GELU →
-    dim, unless the `style` says otherwise; the head, dim → dim → GELU → classes, reads the class token. No final norm.
+    Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. FF
+    is dim → dim → GELU → dim unless `style` changes it. The head is dim → dim → GELU → classes.
 
     Args:
         patch: side of the square patches in pixels; must divide height and width.
-        dropout: of residual branches and feed-forward networks.
-        pool: a key of `POOLS`.
+        dropout: dropout probability in residual branches and feed-forward networks.
+        pool: input of the head, a key of `POOLS`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ViT(nn.Module):
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) → logits (B, classes)."""
+        """Return the logits of normalised images: (B, C, H, W) → (B, classes)."""
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
         class_token = repeat(self.class_token, "d -> b 1 d", b=images.shape[0])
         x = torch.cat([class_token, self.embed(patches)], dim=1) + self.positions  # (B, 1 + patches, dim)
@@ -77,7 +77,7 @@ class ViT(nn.Module):
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:
-    """Return the number of patches and the class token; raise UserError unless `patch` divides the image."""
+    """Return the number of patches plus one, for the class token; raise UserError unless `patch` divides the image."""
     if patch < 1 or height % patch or width % patch:
         raise UserError(f"patch={patch} must divide the image of {width}x{height} pixels")
     return (height // patch) * (width // patch) + 1

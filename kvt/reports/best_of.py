@@ -25,7 +25,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     """Return a grid with the best run alone of each sweep over its `best_of`, and a sentence for the report.
 
     The runs of a sweep differ in that setting alone; the metric is the task's `monitor`. A sweep without finished runs
-    keeps its first. The setting is no longer among those that tell runs apart.
+    keeps its first. The setting no longer tells runs apart.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None

@@ -150,13 +150,16 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
         runs = table.runs(results, column)
         lost = Counter(runs.attention[runs.state == State.DIVERGED])
         wide, telling = by_seed(results, table, column)
+        known = _with_chance(results, table, column)
         for attention, baseline in against:
             pair = [attention, baseline]
             if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
                 both = telling[pair].dropna()
                 line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
                 shown = both if len(both) else every
-                untested = _untested(shown, table.chance_in(column), table) or SILENT * (not len(both))
+                accuracy = known[known.attention.isin(pair)].set_index(["setting", "seed"]).accuracy
+                untested = _untested(shown, accuracy[shown.index], table.chance_in(column), table)
+                untested = untested or SILENT * (not len(both))
                 if lost[attention] > lost[baseline]:
                     untested = "diverges"  # the pairs that are left are not a random sample
                 yield _measured(line._replace(untested=untested), shown, table)
@@ -168,22 +171,30 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
     First of all finished runs, then without settings in which every run of every attention is at the ceiling, or every
     one at chance. A setting's text begins with its task.
     """
-    known = _known(table.runs(results, column), table)
-    known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
-    values, chance = known.groupby("setting")[table.metric], known.groupby("setting").chance.min()
-    easy, hard = values.min() > table.kind.highest - table.reach, values.max() < chance + table.reach
+    known = _with_chance(results, table, column)
+    of_setting = known.groupby("setting")
+    easy = of_setting[table.metric].min() > table.kind.highest - table.reach
+    hard = of_setting.accuracy.max() < of_setting.chance.min() + table.reach_of_chance
     wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
-    return wide, wide[~wide.index.isin(chance.index[easy | hard], level="setting")]
+    return wide, wide[~wide.index.isin(easy.index[easy | hard], level="setting")]
+
+
+def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
+    """Return the finished runs of a column, with their task in `setting`, and columns `chance` and `accuracy`."""
+    known = _known(table.runs(results, column), table)
+    accuracy = known.get(table.accuracy or table.metric, nan)
+    known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
+    return known.assign(accuracy=accuracy).astype({"accuracy": float})
 
 
 def _settings(both: pd.DataFrame) -> int:
     return len(both.index.unique("setting"))
 
 
-def _untested(both: pd.DataFrame, chance: float | None, table: Table) -> str:
+def _untested(both: pd.DataFrame, accuracy: "pd.Series[float]", chance: float | None, table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.reach:
         return CEILING  # the task is too easy to tell them apart
-    at_chance = chance is not None and both.max(axis=None) < chance + table.reach
+    at_chance = chance is not None and accuracy.max() < chance + table.reach_of_chance
     return CHANCE if at_chance else ""  # neither has learned anything
 
 

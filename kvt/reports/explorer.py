@@ -53,7 +53,7 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
     return {
         "title": grid.title,
         "about": f"Scale {grid.scale}: {grid.about} {tally(one.state for one in made)}",
-        "y": [table.metric for table in tables_of(grid)],
+        "y": [table.metric for table in tables_of(grid, outcomes)],
         "attentions": [style._asdict() for style in line_styles(run.attention for run in grid.runs).values()],
         "moments": MOMENTS,
         "columns": [{"kind": kind, **column} for kind, rows in columns.items() for column in _columns(rows, len(made))],

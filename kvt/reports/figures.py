@@ -144,8 +144,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    A run that has ended keeps its last value: a mean of those that go on would be one of the slowest. Also return the
-    mean time, in seconds, at which the runs reached each step, or ended.
+    A run that has ended keeps its last value: a mean of the runs that continue would be a mean of the slowest.
+    Also return the mean time, in seconds, at which the runs reached each step, or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -237,7 +237,7 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
             mean = runs.mean()
             axes.plot(mean.index, mean, **style.line, linewidth=1.3, marker="o", markersize=2.6)
             axes.fill_between(mean.index, runs.min(), runs.max(), color=style.colour, alpha=0.13, linewidth=0)
-        if (chance := table.chance_in(column)) is not None:
+        if not table.accuracy and (chance := table.chance_in(column)) is not None:
             axes.axhline(chance, color="0.3", **THIN)
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
@@ -246,7 +246,8 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
         axes.set_xlabel(words)
     panels[0].set_ylabel(table.title)
     keys = [Line2D([], [], **style.line, label=style.label) for style in chosen.values()]
-    add_legend(figure, [*keys, *([Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance else [])])
+    guessing = [Line2D([], [], color="0.3", **THIN, label="chance")] if table.chance and not table.accuracy else []
+    add_legend(figure, [*keys, *guessing])
     figure.suptitle("mean over runs, band: from the lowest to the highest")
     return figure
 

@@ -11,6 +11,7 @@ from kvt.reports.comparisons import finished, untried
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
+from kvt.run.config import in_short
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import FAULTY, TERMINAL, State, tally
 from kvt.system.quoting import Markdown, markdown_table
@@ -178,5 +179,8 @@ def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
 def _values(name: str, values: Sequence[Any]) -> str:
     if name.endswith(ATTENTIONS):
         return "; ".join(map(label, values)) or "–"
-    parts = [[f"{k} {v}" for k, v in each.items()] if isinstance(each, dict) else [str(each)] for each in values]
+    parts = [
+        [f"{k} {v}" for k, v in each.items()] if isinstance(each, dict) else [str(each)]
+        for each in map(in_short, values)
+    ]
     return ", ".join(map(" ".join, parts))

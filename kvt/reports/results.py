@@ -19,9 +19,9 @@ class Results(NamedTuple):
 
     Attributes:
         runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
-        repeats: likewise of runs that were made again.
+        repeats: a row for each run that was made again.
         histories: a row for each step that a finished run logged (see `table_of_histories`).
-        tables: those that the grid asks for.
+        tables: the tables that the grid names.
         compared: the `comparisons` of all tables.
         swept: a sentence about the sweeps, if there are any.
         root: the folder of the runs; None if they are in records.
@@ -52,7 +52,7 @@ class Results(NamedTuple):
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
     """Return the grid, with the best run alone of each sweep, and its results, given the outcomes of its runs."""
     grid, swept = best_of(grid, outcomes)
-    histories, tables = table_of_histories(grid, outcomes), tables_of(grid)
+    histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
     runs = with_means(table_of_results(grid, outcomes), histories, tables)
     repeats, compared = table_of_repeats(grid, outcomes), comparisons(runs, tables)
     return grid, Results(runs, repeats, histories, tables, compared, swept, root)

@@ -75,6 +75,8 @@ UNDIRECTED = Markdown("""\
 AT_CHANCE = Markdown("""\
 *both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
 
+IN_ACCURACY = Markdown(" Points of this sentence are those of accuracy.")
+
 AT_THE_CEILING = Markdown("""\
 **At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
 
@@ -179,7 +181,7 @@ def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -
     if NO_DIRECTION in verdicts:
         lines.append(UNDIRECTED.format(metric=table.kind.label))
     if CHANCE in verdicts:
-        lines.append(AT_CHANCE.format(**words))
+        lines.append(AT_CHANCE.format(**words) + (IN_ACCURACY if table.accuracy else Markdown("")))
     if easy:
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
     of_either = {one.column for one in (*easy, *counted)}

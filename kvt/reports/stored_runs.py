@@ -45,7 +45,7 @@ class StoredRun:
     Attributes:
         path: the folder, as it is shown.
         folder: the same, absolute.
-        outcome: what it has come to, without its history.
+        outcome: state and result of the run, without its history.
     """
 
     path: str
@@ -250,7 +250,7 @@ def _shortened(path: str, width: int) -> str:
 def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
     """Return for each run, by folder, lines with the settings that tell it from others of its task.
 
-    Those that its task has anyway, or that its path has, are left out.
+    Settings that all runs of the task have, or that the path has, are left out.
     """
     by_task: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:

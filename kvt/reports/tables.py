@@ -1,6 +1,6 @@
 """The tables that a grid asks for: their metric, columns, published numbers, and what is compared."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import nan
 from types import MappingProxyType
@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from kvt.reports.names import declared, in_words, metric_of
+from kvt.run.config import in_short
 from kvt.study.grid import Columns, Grid, Run, TableEntry
+from kvt.study.outcomes import Outcomes, State, outcome_of
 from kvt.system.errors import unknown
-from kvt.tasks.metrics import Metric
+from kvt.tasks.metrics import ACC, Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """By attention and column: mean and standard deviation over settings, which may be NaN."""
@@ -24,7 +26,8 @@ class Table(NamedTuple):
     published: Published = MappingProxyType({})
     relabelled: Mapping[str, str] = MappingProxyType({})  # the right name of each column that the paper mislabels
     note: str = ""
-    chance: Mapping[str, float] = MappingProxyType({})  # the value of guessing in each run for which it is known
+    chance: Mapping[str, float] = MappingProxyType({})  # the accuracy of guessing in each run for which it is known
+    accuracy: str = ""  # the metric that `chance` is a value of, if the table has another one
     margin: float = 1.0  # differences below it count as equal, in points
     solved: Collection[str] = ()  # columns in which runs count as solved or not, by `NEARLY` the highest value
     pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # runs of several columns, compared besides
@@ -41,8 +44,13 @@ class Table(NamedTuple):
         """The margin in units of the metric, or of its logarithm."""
         return self.margin * self.kind.point
 
+    @property
+    def reach_of_chance(self) -> float:
+        """The margin in units of the accuracy."""
+        return self.margin * ACC.point if self.accuracy else self.reach
+
     def chance_in(self, column: str) -> float | None:
-        """Return the value of guessing in a column or pool, the least of its runs; None unless it is known for all."""
+        """Return the accuracy of guessing in a column or pool, the least of its runs; None unless known for all."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -73,16 +81,40 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
             if not (having := [run for run in runs if name in run.values]):
                 raise unknown(f"setting in columns of {grid.name}:", name, sorted(runs[0].values))
             if not (runs := [run for run in having if _same(run.value(name), value)]):
-                known = dict.fromkeys(str(run.value(name)) for run in having)
+                known = dict.fromkeys(str(in_short(run.value(name))) for run in having)
                 raise unknown(f"{name} in columns of {grid.name}, {column}:", value, known)
         found[column] = frozenset(run.name for run in runs) & names
     return found
 
 
-def tables_of(grid: Grid) -> list[Table]:
-    """Return the tables that a grid asks for, without columns that have neither runs nor published numbers."""
+def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
+    """Return the tables that a grid asks for, without columns that have neither runs nor published numbers.
+
+    A grid that asks for none has one for each `monitor` of its tasks, in test, or in validation if there is no test.
+    """
     columns_of(grid, grid.file.columns)  # the curves have them, too
-    return [table for entry in grid.file.tables if (table := _table(grid, entry)).columns]
+    entries = grid.file.tables
+    found = _usual(grid, outcomes) if entries is None else (_table(grid, entry) for entry in entries)
+    return [table for table in found if table.columns]
+
+
+def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
+    """Yield a table for each `monitor`: a task whose finished runs have no test metrics has its validation metric."""
+    metrics: dict[str, set[str]] = {}
+    for run in grid.runs:
+        metrics.setdefault(run.config.classes["model"].monitor, set()).add(run.task)
+    for monitor, tasks in metrics.items():
+        of_test = f"test/{monitor.partition('/')[2]}"
+        measured: dict[str, set[str]] = {}
+        for run in grid.runs:
+            if run.task in tasks and (outcome := outcome_of(run, outcomes)).state == State.FINISHED:
+                measured.setdefault(run.task, set()).update(outcome.result)
+        untested = [task for task, names in measured.items() if of_test not in names]
+        note = f"no test split: {', '.join(untested)}; the best checkpoint is measured on the split that chose it"
+        for metric, chosen, words in ((of_test, tasks.difference(untested), ""), (monitor, {*untested}, note)):
+            table = _table(grid, TableEntry(metric=metric, note=words))
+            names = {run.name for run in grid.runs if run.task in chosen}
+            yield table._replace(columns={name: of & names for name, of in table.columns.items() if of & names})
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
@@ -98,7 +130,7 @@ def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _metrics_of(grid: Grid) -> list[str]:
-    """Return the names of kvt's metrics, and of those that tasks of the user's own declare."""
+    """Return the names of kvt's metrics, and of the metrics that the user's tasks declare."""
     return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
 
 
@@ -146,7 +178,8 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
         published=published,
         relabelled=entry.relabelled,
         note=" ".join(entry.note.split()),
-        chance=_chance(grid) if entry.metric.endswith("/acc") else {},
+        chance=_chance(grid),
+        accuracy="" if entry.metric.endswith("/acc") else f"{entry.metric.partition('/')[0]}/acc",
         margin=entry.margin,
         solved=entry.solved,
         pools={pool: names for pool, names in pools.items() if names and names not in of_columns.values()},
@@ -164,4 +197,4 @@ def _same(ours: Any, wanted: Any) -> bool:
     try:
         return float(ours) == float(wanted)  # YAML reads 1e-3 as a text
     except (TypeError, ValueError):
-        return bool(ours == wanted)
+        return bool(ours == wanted) or in_short(ours) == in_short(wanted)

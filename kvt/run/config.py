@@ -316,6 +316,20 @@ def bare(name: str) -> str:
     return name.removesuffix(".class").rpartition(".")[2]
 
 
+def in_short(value: Any) -> Any:
+    """Return a class with arguments as text, "AdamW(weight_decay=0.1)", also within a list; any other value as it is.
+
+    >>> in_short([{"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}]), in_short(3)
+    ('AdamW(weight_decay=0.1)', 3)
+    """
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return ", ".join(str(in_short(part)) for part in value)
+    if not (isinstance(value, dict) and "class_path" in value):
+        return value
+    arguments = ", ".join(f"{name}={part}" for name, part in (value.get("init_args") or {}).items())
+    return str(value["class_path"]).rpartition(".")[2] + f"({arguments})" * bool(arguments)
+
+
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
     """Return the classes of a task and its data by section, "model" and "data", from their import paths."""
     from kvt.run.settings import SECTIONS

@@ -39,7 +39,8 @@ TRAINER = {
     f"trainer.{name}": TRAINER_DEFAULTS.get(name, default)
     for name, default in LIGHTNING.items()
     if name in KEPT
-    or name in ("accelerator", "benchmark", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
+    or name
+    in ("accelerator", "benchmark", "callbacks", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
 }
 """The defaults of the Trainer settings that may change a run's result; others concern processes, output and folders."""
 

@@ -157,11 +157,20 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 def _short(parsed: Mapping[str, Any]) -> Sections:
     """Return sections as plain data, without the optimiser's arguments that equal its defaults."""
     sections: Sections = plain(parsed)
-    if asked := sections.get("optimizer"):
-        defaults = signature(resolve_name(asked["class_path"])).parameters
-        given = asked.get("init_args", {}).items()
-        asked["init_args"] = {name: value for name, value in given if value != plain(defaults[name].default)}
+    if sections.get("optimizer"):
+        sections["optimizer"] = without_defaults(sections["optimizer"])
     return sections
+
+
+def without_defaults(named: Any) -> Any:
+    """Return a class, {"class_path": …, "init_args": …}, or a list of them, with the arguments that differ alone."""
+    if isinstance(named, list):
+        return [*map(without_defaults, named)]
+    given = named.get("init_args", {}).items()
+    makers = [vars(base).get("__init__") for base in reversed(resolve_name(named["class_path"]).__mro__)]
+    defaults = {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+    usual = {name: plain(defaults[name]) for name, _ in given if name in defaults}
+    return named | {"init_args": {name: value for name, value in given if value != usual.get(name)}}
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
-from kvt.run.config import NOT_COMPARED, RunConfig, bare, short_hash
+from kvt.attention.factory import parse_attention
+from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
 from kvt.run.folder import best_checkpoint
 from kvt.run.sections import GROUPS, TRAINER
-from kvt.run.settings import settings_parser
+from kvt.run.settings import require_callbacks, settings_parser, trainer_objects, without_defaults
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
@@ -87,7 +88,7 @@ class GridFile(BaseModel, extra="forbid"):
     title: str | float | None = None
     sections: list[str] = ["differences", "tables", "curves", "notes"]  # this and all later keys describe the report
     columns: Columns = None
-    tables: list[TableEntry] = [TableEntry(metric="test/acc")]
+    tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[Annotated[list[str], Field(min_length=1)]] = [["val/loss", "train/loss"]]
     best_of: str | None = None
     against: dict[str, str] = {}
@@ -109,6 +110,8 @@ class TaskFile:
         self.name = path.stem
         base = RunConfig.from_yaml(path)
         trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
+        if trainer.get("callbacks"):  # of which parsers give the defaults, too
+            trainer["callbacks"] = without_defaults(trainer["callbacks"])
         self._base = replace(base, trainer=trainer, ckpt_path=None)
         self._parser = settings_parser(**base.classes)
         self.section_of = {
@@ -120,10 +123,24 @@ class TaskFile:
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by short name, parsed to the types of their classes; raise UserError if they are invalid."""
+        attn, arguments = parse_attention(str(settings.get("attn")))
+        settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
         typed = self._base.changed(**settings).sections
+        if typed["trainer"].get("callbacks"):
+            typed["trainer"]["callbacks"] = without_defaults(typed["trainer"]["callbacks"])
         return {name: typed.get(self.section_of[name], typed)[name] for name in settings}
+
+    def value(self, axis: str, value: Any) -> dict[str, Any]:
+        """Return the typed settings that a value of an axis sets: that of the axis's name, or several in a mapping."""
+        several = isinstance(value, dict) and value.keys() <= self.section_of.keys()
+        try:
+            return self.typed({axis: value} if axis in self.section_of or not isinstance(value, dict) else value)
+        except UserError:
+            if not (several and axis in self.section_of):
+                raise
+        return self.typed(value)
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
         """Return the configuration of a run with these parsed settings; unchanged sections are shared, not copied."""
@@ -171,7 +188,8 @@ class Run:
     def values(self) -> dict[str, Any]:
         """All settings of the run by short name, with "task" and "seed"."""
         model, data = (part["init_args"] for part in (self.config.model, self.config.data))
-        return {**self.config.trainer, **data, **model, "task": self.task, "seed": self.seed}
+        others = {"optimizer": self.config.optimizer, "task": self.task, "seed": self.seed}
+        return {**self.config.trainer, **data, **model, **others}
 
     def value(self, name: str) -> Any:
         """Return the value of a setting by short name, or of "seed" or "task"; None if the name is unknown."""
@@ -189,7 +207,7 @@ class Run:
         return printable(" ".join(filter(None, words)))
 
     def text(self, names: Sequence[str]) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.setting.items() if name in names)
+        return " ".join(f"{name}={in_short(value)}" for name, value in self.setting.items() if name in names)
 
 
 @dataclass(frozen=True)
@@ -266,6 +284,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             raise unknown("--scale", scale, file.scales)
         at = {each: _runs(path, file, each) for each in file.scales}
         _require_attentions(at[scale])
+        _require_callbacks(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
         scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
@@ -301,11 +320,7 @@ def _runs(path: Path, file: GridFile, scale: str) -> list[Run]:
 
 
 def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
-    choices = []
-    for axis, values in axes.items():
-        single = axis in task.section_of
-        choices.append([task.typed(v if isinstance(v, dict) and not single else {axis: v}) for v in values])
-    for chosen in product(*choices):
+    for chosen in product(*([task.value(axis, value) for value in values] for axis, values in axes.items())):
         settings: dict[str, Any] = {}
         for part in chosen:
             if twice := settings.keys() & part.keys():
@@ -330,6 +345,12 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None
+
+
+def _require_callbacks(runs: Sequence[Run]) -> None:
+    for callbacks in _distinct(run.config.trainer.get("callbacks") for run in runs):
+        made = trainer_objects({"callbacks": callbacks}).get("callbacks") or []
+        require_callbacks(made if isinstance(made, list) else [made])
 
 
 def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:

@@ -105,18 +105,18 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return the loss, as `losses` computes it or the task's own, and the other `metrics` of a batch.
+        """Return the loss, computed by `losses` or by the task itself, and the other `metrics` of a batch.
 
-        A metric is one number, the mean over the predictions of the batch; or a pair, a sum and what it is divided by,
+        A metric is one number, the mean over the predictions of the batch; or a pair, a sum and its divisor,
         which are added up over all batches, with `bins` one of each. In evaluation mode it may return more of them.
         """
 
     def predictions(self, batch: Any) -> Predictions:
-        """Return logits or states of a batch, and the classes that are right, for `losses`."""
+        """Return the logits of a batch, or the states and the head, and the right classes, for `losses`."""
         raise self._error("predictions must return kvt.models.losses.Predictions, for its losses and for a --teacher")
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the cross-entropy of `predictions`; in training, the loss has the divergence from a teacher, too."""
+        """Return the cross-entropy of `predictions`. In training, the divergence from a `--teacher` is added."""
         teacher = None
         for one in self.teachers if self.training else ():
             with torch.no_grad():
@@ -344,7 +344,7 @@ def class_name(cls: type) -> str:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return kvt's own task and data classes by name: those that a checkpoint may name by itself."""
+    """Return kvt's own task and data classes by name: the classes that a checkpoint may name by itself."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()

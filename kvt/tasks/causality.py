@@ -1,4 +1,4 @@
-"""Checks that a model does not use what it must predict: a user's own attention may ignore the causal flag.
+"""Checks that a model does not use the tokens that it must predict: a user's own attention may ignore the causal flag.
 
 >>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
 >>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
@@ -31,7 +31,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Whether the output of `predict`, int64 (B, N) → (B, N, …), at position i changes when tokens after i change.
+    """Return whether the output of `predict`, int64 (B, N) → (B, N, …), at position i depends on tokens after i.
 
     Adjacent `tokens`, int64 (N,), must differ; the first `SHORT` of them are tried as well.
     """
@@ -57,6 +57,6 @@ def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tens
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:
-    """Whether a model's outputs differ by more than rounding; NaN counts as equal, `Task` detects divergence."""
+    """Return whether outputs differ by more than rounding; NaN counts as equal, `Task` detects divergence."""
     tolerance = max(TOLERANCE, 4 * torch.finfo(outputs.dtype).eps)
     return bool((outputs - others).abs().max() > tolerance * outputs.abs().max())

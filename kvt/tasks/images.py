@@ -49,7 +49,7 @@ class Images(TaskData):
         val_size: training images to validate on instead, unless `root` has others: a number, or a fraction if below 1.
         mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all; default: that of the
             training images in `root`, or that of the set, as in the paper's code.
-        std: likewise.
+        std: standard deviation of the pixels, given like `mean`.
     """
 
     path_settings = ("data_dir", "root")

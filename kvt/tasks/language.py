@@ -73,7 +73,7 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 
 class Windows(Batches):
-    """Batches of windows of a stream of tokens: `length` tokens from each start on, and those that follow each.
+    """Batches of windows of a stream of tokens: `length` tokens from each start on, and the token that follows each.
 
     A text ends before its stop. Beyond, targets are filled with `filler`, and the inputs of such targets with `fill`.
 
@@ -273,7 +273,7 @@ def spell(number: int) -> str:
 
 
 class HumanNumbers(TextData):
-    """Adjacent windows of the counting text, int64 (B, length), and the words that follow each of theirs, likewise.
+    """Adjacent windows of the counting text, int64 (B, length), and the word that follows each word, int64 (B, length).
 
     The first windows train, the rest validate; there is no test split. The last words, which fill no window, are left
     out. Training drops an incomplete last batch.
@@ -603,7 +603,7 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
     If the data hide tokens, it attends to both sides, and has one more symbol that stands for them.
 
     Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb, the bits per byte of text, which
-    can be compared across tokenizers, over those that are not padding; padding is the share of the others. A batch is
+    can be compared across tokenizers, over all targets but padding; padding is the share of the others. A batch is
     tokens and the targets at each, int64 (B, N), and which of these are real.
 
     Args:

@@ -97,6 +97,6 @@ def _made(task: Any, asked: dict[str, Any], weights: Sequence[Tensor]) -> Optimi
 
 
 def _scaled_by_lightning(optimizer: Optimizer) -> Optimizer:
-    """A fused one can unscale float16 gradients itself; Lightning refuses to clip those of an optimiser that does."""
+    """Let Lightning unscale float16 gradients: it refuses to clip gradients that a fused optimiser unscales itself."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

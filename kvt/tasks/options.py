@@ -40,7 +40,7 @@ class BlockTask(Task):
         activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
         match: an attention, such as qkv: expansion is then whatever gives the task as many parameters as it has with
-            that attention, without attn_kwargs, to half a percent. Notes of the result say what it came to.
+            that attention, without attn_kwargs, to half a percent. Notes of the result name the expansion.
         dropout: of residual branches and feed-forward networks.
         smoothing: probability taken from the true class in training, and spread over all.
         lr: learning rate.

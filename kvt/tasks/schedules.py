@@ -27,7 +27,7 @@ def total_steps(task: L.LightningModule) -> int:
 
 
 def cosine_warmup(warmup: int, total: int) -> Factor:
-    """Half a cosine from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
+    """Return half a cosine from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
@@ -40,7 +40,7 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 
 
 def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
-    """A linear warm-up from 0 to 1, then half a cosine from there to `floor`, as language models are trained.
+    """Return a linear warm-up from 0 to 1, then half a cosine to `floor`, as language models are trained.
 
     factor(t) = t / warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
 
@@ -58,12 +58,12 @@ def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
 
 
 def constant_after_warmup(warmup: int) -> Factor:
-    """A linear warm-up to 1: factor(t) = min(1, (t + 1) / warmup)."""
+    """Return a linear warm-up to 1: factor(t) = min(1, (t + 1) / warmup)."""
     return lambda step: min(1.0, (step + 1) / warmup)
 
 
 def inverse_square_root(warmup: int) -> Factor:
-    """A linear rise to 1 over `warmup` steps, then a fall with the square root of the step.
+    """Return a linear rise to 1 over `warmup` steps, then a fall with the square root of the step.
 
     factor(t) = min((warmup / (t + 1))^½, (t + 1) / warmup)
 
@@ -74,7 +74,7 @@ def inverse_square_root(warmup: int) -> Factor:
 
 
 def noam(dim: int, warmup: int) -> Factor:
-    """`inverse_square_root` with a peak of (dim · warmup)^−½, in which the rate of translation is a multiple.
+    """Return `inverse_square_root` with a peak of (dim · warmup)^−½, of which translation's rate is a multiple.
 
     factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
 
@@ -97,7 +97,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """A rise to the rate over three tenths of the run, then a fall; a momentum goes the other way."""
+    """Return a rise to the learning rate over three tenths of the run, then a fall; a momentum changes inversely."""
     cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
     return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
 

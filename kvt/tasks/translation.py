@@ -163,7 +163,7 @@ class SentencePairs(TaskData):
 
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
-        """The pairs of each split, without those that are left out."""
+        """The pairs of each split, without the pairs that are left out."""
         splitters, faults = [*map(splitter, self.languages)], []
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():

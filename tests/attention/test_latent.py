@@ -76,7 +76,10 @@ def test_by_default_it_caches_as_much_as_multi_query_attention():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"score": "cosine"}, "score=cosine: MLA has no keys, only products with them: choose from scaled_dot, model"),
+        (
+            {"score": "cosine"},
+            "score=cosine: MLA supports only dot products of queries and keys: choose from scaled_dot,",
+        ),
         ({"score": "additive"}, "score=additive"),
         ({"rank": 0}, "rank=0"),
     ],

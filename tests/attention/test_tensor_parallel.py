@@ -26,7 +26,7 @@ REFUSED = {
     "x-kv": ("x-kv", {}, "", "the query of 4 heads cannot be used with 2"),
     "kv+phase": ("kv+phase", {"phase": "learned"}, "", "the phase of 4 heads"),
     "kv+pos": ("kv+pos", {"per_head": True}, "to_logit", "gain and bias of 4 heads"),
-    "q-kv-deepseek": ("q-kv-deepseek", {}, "", "projection.k has 2 channels, not whole heads of 4"),
+    "q-kv-deepseek": ("q-kv-deepseek", {}, "", "projection.k has 2 channels, not a multiple of 4"),
 }
 
 

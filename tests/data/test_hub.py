@@ -149,8 +149,8 @@ BROKEN = [{"bytes": png(cut)} for cut in (1, 0.7, 1, 1)]
 SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
 # name: (how the set is made, words of the message)
 MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
-    "no test": (lambda: write_set("pets", train={}), ["hf:pets has train, but no split test"]),
-    "no train": (lambda: write_set("pets", test={}), ["hf:pets has test, but no split train"]),
+    "no test": (lambda: write_set("pets", train={}), ["hf:pets has splits train, but no split test"]),
+    "no train": (lambda: write_set("pets", test={}), ["hf:pets has splits test, but no split train"]),
     "no classes": (
         lambda: write_set("pets", STRINGS, train={"title": [*"abcd"]}, test={"title": [*"abcd"]}),
         ["hf:pets has columns image (Image), title (Value): choose the label with hf:pets#label=COLUMN"],
@@ -170,26 +170,26 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no such role": (lambda: write_set("pets") + "#class=label", ["unknown choice 'class'", "image, label, text"]),
     "a class of test alone": (
         lambda: write_set("pets", STRINGS, train={"title": [*"abab"]}, test={"title": [*"abca"]}) + "#label=title",
-        ["hf:pets#label=title test[2] is of the class c, of which train has no image"],
+        ["hf:pets#label=title test[2] is of the class c, but train has no image of this class"],
     ),
     "two files that number classes for themselves": (
         lambda: numbered("pets", more=["bird", "cat"] * 2, train=["cat", "dog"] * 2),
-        ["hf:pets: train-5.parquet numbers classes otherwise than train-4.parquet"],
+        ["hf:pets: train-5.parquet and train-4.parquet number their classes differently"],
     ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
     "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
     "no image": (
         lambda: write_set("pets", train={"image": [None] * 4}, test={}),
-        ["train[0]", "there is none"],
+        ["train[0]", "the image is missing"],
     ),
     "cut": (lambda: write_set("pets", train={"image": BROKEN}, test={}), ["hf:pets train[1] is not a readable image"]),
     "size": (lambda: write_set("pets", train={"image": SMALLER}, test={}), ["hf:pets train[3] is 6x5", "--image_size"]),
     "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
     "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets: no such folder"]),
     "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
-    "no name": (lambda: "hf:", ["hf: names no data set", "hf:FOLDER"]),
-    "format": (lambda: "hf:text", ["hf:text", "is a format", "hf:FOLDER"]),
+    "no name": (lambda: "hf:", ["hf: has no name of a data set", "hf:FOLDER"]),
+    "format": (lambda: "hf:text", ["hf:text", "is the name of a file format", "hf:FOLDER"]),
     "empty folder": (lambda: Path("bare").mkdir() or "hf:bare", ["/bare doesn't contain any data files"]),
 }
 

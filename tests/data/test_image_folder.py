@@ -275,7 +275,7 @@ def test_what_is_in_no_split_is_told(pets):
     write(pets / "train/9.png")
     for name in ("train/cat/notes.txt", "test/ant/9.avif"):
         (pets / name).write_text("no image")
-    told = "the folder extra, 3 of 11 files, which are not read as images of a class, such as test/ant/9.avif"
+    told = "the folder extra, 3 of 11 files, which are not images in a class folder, such as test/ant/9.avif"
     assert list_folder(pets).left_out == told
     data = Images(root=str(pets), val_size=2, data_dir=str(pets.parent))
     data.prepare_data()
@@ -341,9 +341,9 @@ def _too_many_bits(path: Path) -> None:
 MISTAKES = {
     "no root": (lambda p: shutil.rmtree(p), "", "no such folder"),
     "no test": (lambda p: shutil.rmtree(p / "test"), "", "No such file or directory"),
-    "no classes": (lambda p: clear(p / "train"), "train", "has no folder of a class"),
-    "empty class": (lambda p: clear(p / "train/cat"), "train/cat", "has no images of its own"),
-    "one folder twice": (lambda p: up(p / "val", "test"), "val/ant", "has no images of its own"),
+    "no classes": (lambda p: clear(p / "train"), "train", "has no folder for a class"),
+    "empty class": (lambda p: clear(p / "train/cat"), "train/cat", "contains no images"),
+    "one folder twice": (lambda p: up(p / "val", "test"), "val/ant", "contains no images"),
     "stranger": (lambda p: write(p / "test/zebu/0.png"), "test/zebu", "is not a class of"),
     "first broken": (lambda p: (p / "train/ant/0.png").write_text("?"), "train/ant/0.png", "replace or remove it"),
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),

@@ -60,7 +60,7 @@ def packed() -> dict[str, bytes]:
         (b"\xef\xbb\xbf", " is empty: choose another file"),
         (
             "12345 für".encode("latin1"),
-            " is not UTF-8 at byte 7: convert it, Western European text from Windows by iconv",
+            " is not UTF-8 at byte 7: convert it, e.g. Western European text from Windows with iconv",
         ),
         (
             "for".encode("utf-16-be"),

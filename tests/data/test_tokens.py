@@ -43,5 +43,5 @@ def test_a_file_at_which_the_library_panics_is_named():
     pytest.importorskip("tokenizers")
     content = json.loads(learn_pairs(iter(["the cat sat on the mat. " * 50]), 280))
     content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    with pytest.raises(UserError, match=r"--tokenizer own is no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"--tokenizer own is not a tokenizer\.json"):
         BytePairs(json.dumps(content), "own")

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvt.reports.names import metric_of
 from kvt.reports.report import write_report
 from kvt.reports.tables import Table, curves_of, tables_of
 from kvt.reports.text import at_the_ceiling, comparisons_table, results_table, steps_table, verdict_in_words
-from kvt.study.grid import read_grid
+from kvt.study.grid import TableEntry, read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
@@ -379,6 +380,28 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     assert "Ours are not the paper's settings" in text
 
 
+def test_the_usual_tables_have_the_monitor_of_each_task_in_its_last_split(tmp_path):
+    path, root = tmp_path / "grids" / "mixed.yaml", tmp_path / "runs"
+    path.parent.mkdir()
+    axes = {"attn": ["qkv", "kv"], "max_epochs": 1}
+    path.write_text(yaml.safe_dump({"tasks": ["characters", "sort", "language_model"], "axes": axes, "seeds": [0]}))
+    grid = read_grid(path)
+    for run in grid.runs:
+        test = {"test/acc": 0.6} if run.task == "sort" else {}
+        finish(run, root, RESULT | {"val/loss": 1.0, "val/acc": 0.5} | test)
+    found = tables_of(grid, read_outcomes(grid.runs, root))
+    assert [(table.metric, [*table.columns]) for table in found] == [
+        ("val/loss", ["characters", "language_model"]),
+        ("test/acc", ["sort"]),
+    ]
+    assert "no test split: characters, language_model" in found[0].note
+    assert not found[1].note
+    write_report(grid, read_outcomes(grid.runs, root), tmp_path / "report")
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "no value" not in report
+    assert {"differences-val-loss.svg", "bars-val-loss.svg"} <= {path.name for path in (tmp_path / "report").iterdir()}
+
+
 def test_a_report_begins_with_what_was_found(written, results, table):
     title, first, *_ = (written / "report.md").read_text().split("\n\n")
     assert title == "# Two tasks"
@@ -409,6 +432,24 @@ def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, 
     assert [one.attention for one in found if one.verdict == verdict] == ["kv+pos"]
     assert at_the_ceiling(found) == ("sub (KV+Pos)" if verdict == CEILING else "")
     assert CHANCE not in {one.verdict for one in comparisons(level, [table._replace(chance={})])}
+
+
+@pytest.mark.parametrize("metric", ["test/loss", "val/loss", "test/ppl"])
+def test_models_at_chance_have_no_verdict_in_any_table(study, results, metric):
+    """Nearly equal losses of models that have learned nothing would make any attention as good as any other."""
+    _, grid, _ = study
+    stage = metric.partition("/")[0]
+    entries = [TableEntry(metric=f"{stage}/acc"), TableEntry(metric=metric)]
+    tables = tables_of(replace(grid, file=grid.file.model_copy(update={"tables": entries})))
+    level = results.assign(**{f"{stage}/acc": [0.105 if task == "sub" else 0.5 for task in results.task], metric: 2.3})
+    level["state"] = State.FINISHED
+    level["setting"] = level.setting + " " + level.seed.astype(str)
+    found = comparisons(level, tables)
+    assert {(one.table, one.column, one.verdict) for one in found} == {
+        (table, *of_column) for table in (0, 1) for of_column in (("sub", CHANCE), ("sort", "as good"))
+    }
+    level.loc[(level.task == "sub") & (level.attention == "kv"), f"{stage}/acc"] = 0.12
+    assert [one.attention for one in comparisons(level, tables[1:]) if one.verdict == CHANCE] == ["kv+pos"]
 
 
 def test_the_numbers_of_the_tables_are_in_a_csv(written, results):

@@ -85,7 +85,7 @@ def test_two_processes_stop_together(in_tmp_dir, breaks):
     words += [] if breaks else ["--lr=1e30"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "BREAKS": breaks or "none:0:0:0"}
     script = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
-    ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     (path,) = Path().rglob("result.json")
     result = {"path": path, **json.loads(path.read_text())}

@@ -69,7 +69,7 @@ def test_closed_streams(in_tmp_dir, closed):
     """As a daemon has them: nothing is printed, and all files are whole."""
     script = quote(str(REPOSITORY / "experiments" / "synthetic.py"))
     words = " ".join([quote(sys.executable), script, "--accelerator cpu --max_epochs 2", *SMALL_LISTS])
-    ended = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, text=True, timeout=600)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
     assert "test/acc" in json.loads((FIRST / "result.json").read_text())
     assert len((FIRST / "history.csv").read_text().splitlines()) == 3
@@ -109,7 +109,7 @@ def _study_and_two_processes() -> None:
         (study.root, ["-c", "from kvt.cli.main import main; main()", *study.words(), "--workers", "2"]),
         (Path.cwd(), [*two, "--devices=2", "--strategy=ddp"]),
     ):
-        ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
+        ended = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600)
         assert ended.returncode == 0, ended.stderr
     assert len(study.finished) == 2
     (path,) = Path("lightning_logs").rglob("result.json")

@@ -53,7 +53,7 @@ def train(fails: str, *words: str) -> subprocess.CompletedProcess:
     flags = ["--max_epochs=1", "--devices=2", "--strategy=ddp", *QUIET, *SMALL_LISTS, *words]
     command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *flags]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "FAILS": fails}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.usefixtures("in_tmp_dir")

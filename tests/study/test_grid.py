@@ -12,6 +12,7 @@ from kvt.attention import ATTENTION
 from kvt.cli.main import execute
 from kvt.reports.tables import tables_of
 from kvt.run.config import RunConfig, _defaults
+from kvt.run.settings import settings_parser, without_defaults
 from kvt.study.grid import ATTENTIONS, TaskFile, read_grid
 from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS, GRIDS, find_yaml
@@ -134,6 +135,56 @@ def test_a_value_may_set_several_settings_together(write):
     pairs = [{"attn": "kv", "lr": 0.1}, {"attn": "k", "attn_kwargs": {"kv_heads": 1}}]
     runs = read_grid(write(tasks=["sort"], axes={"pair": pairs}, seeds=[0]), "paper").runs
     assert [(run.attention, run.value("lr")) for run in runs] == [("kv", 0.1), ("k, kv_heads 1", 0.001)]
+
+
+EMA = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.9}}
+GROUPED = {"attn": "qkv", "attn_kwargs": {"kv_heads": 1}}
+
+
+def test_an_attention_has_its_arguments_beside_its_name(write):
+    runs = read_grid(write(axes={"attn": ["qkv", "qkv,kv_heads=1"]}), "paper").runs
+    same = read_grid(write(axes={"variant": [{"attn": "qkv", "attn_kwargs": None}, GROUPED]}), "paper").runs
+    assert [run.name for run in runs] == [run.name for run in same]
+    assert {run.attention for run in runs} == {"qkv", "qkv, kv_heads 1"}
+
+
+@pytest.mark.parametrize("axis", ["size", "length", "optimizer", "callbacks"])
+def test_an_axis_of_several_settings_may_have_the_name_of_a_setting(write, axis):
+    changes = {"axes": {axis: [{"dim": 16, "heads": 2}]}, "scales": {"paper": None}}
+    runs = read_grid(write(tasks=["language_model"], **changes), "paper").runs
+    assert {(run.value("dim"), run.value("heads")) for run in runs} == {(16, 2)}
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "text"),
+    [
+        (
+            "optimizer",
+            {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}},
+            "AdamW(weight_decay=0.1)",
+        ),
+        ("callbacks", EMA, "EMAWeightAveraging(decay=0.9)"),
+        ("callbacks", [EMA, {"class_path": "DeviceStatsMonitor"}], "EMAWeightAveraging(decay=0.9), DeviceStatsMonitor"),
+    ],
+)
+def test_optimisers_and_callbacks_are_axes(write, axis, value, text):
+    """They are parts of a run's name, of its command, and columns of a report may name them as its text does."""
+    axes = {"attn": "kv", axis: [None, value]}
+    grid = read_grid(write(tasks=["sort"], axes=axes, columns={"usual": {axis: None}, "mine": {axis: text}}), "paper")
+    assert [run.text([axis]) for run in grid.runs[:2]] == [f"{axis}=None", f"{axis}={text}"]
+    usual, mine = grid.runs[:2]
+    assert usual.name == TaskFile(CONFIGS / "sort.yaml").config({"attn": "kv"}, seed=0).name != mine.name
+    assert mine.name == RunConfig.from_flat(mine.config.flat).name
+    again = settings_parser(**mine.config.classes).parse_all([word for word in mine.config.words if axis in word], {})
+    assert without_defaults((again["trainer"] | again)[axis]) == mine.value(axis)
+    columns = tables_of(grid)[0].columns
+    assert columns == {"usual": {run.name for run in grid.runs[::2]}, "mine": {run.name for run in grid.runs[1::2]}}
+
+
+def test_a_callback_that_runs_refuse_is_refused_before_the_study(write):
+    axes = {"attn": "kv", "callbacks": [{"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.1}}]}
+    with pytest.raises(UserError, match="StochasticWeightAveraging: no checkpoint"):
+        read_grid(write(axes=axes), "paper")
 
 
 def test_a_run_is_named_by_what_it_does(write, monkeypatch):
