@@ -201,7 +201,7 @@ RESUME = Part(
 FOLDERS = ("data", "tasks")
 """The folders of tests/ with tests that need a GPU."""
 PATIENCE = 15
-"""Seconds that interrupted tests get to end."""
+"""Time in seconds for interrupted tests to end."""
 
 
 def tests(setting: Setting) -> Iterator[Case]:

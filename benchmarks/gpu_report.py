@@ -17,7 +17,7 @@ Row = tuple[str, ...]
 Rows = Mapping[str, Sequence[Row]]
 """Rows by part."""
 FAILED, SO_FAR, WRONG = "failed: ", "so far: ", "WRONG: "
-"""Beginnings of a cell; the next call of benchmarks/gpu.py measures a row with such a cell again."""
+"""Prefixes of a cell's text; the next call of benchmarks/gpu.py measures rows with such a cell again."""
 
 
 class Setting(NamedTuple):
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 class Part(NamedTuple):
     """A table of the report: description, columns, rows, and share of the time relative to the other parts.
 
-    A share of 1 is about a sixtieth of nine minutes, in which all parts end on an H200.
+    On an H200, all parts together take nine minutes. A share of 1 is about a sixtieth of this time.
     """
 
     about: str

@@ -79,7 +79,7 @@ DECODING = Part(
 
 RUNS = CHECKOUT / "lightning_logs" / "gpu-runs"
 PATIENCE = 15
-"""Seconds that an interrupted study gets to end and to record its runs."""
+"""Time in seconds for an interrupted study to end and to record its runs."""
 
 
 def scale_of(setting: Setting) -> str:
@@ -93,7 +93,7 @@ def table2(setting: Setting) -> Iterator[Case]:
 def recorded(setting: Setting) -> list[str]:
     """Train runs of Table 2 until the time is up, and record them each minute.
 
-    The number of processes is that with the most runs per hour in the part "processes".
+    The number of processes is the one with the most runs per hour in the part "processes".
     """
     grid = read_grid("table2", scale_of(setting))
     record = setting.out / grid.report

@@ -259,7 +259,7 @@ def _verdict(lines: Sequence[Compared], words: Sequence[str], claimed: str) -> s
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
-    """Return how many runs with one head and one layer exceed the level of the law of cycles, on cycles above two."""
+    """Return how many one-layer, one-head runs exceed the level of the law of cycles, for cycles of over two tokens."""
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
     runs = add_cycles(record.rows, record.grid)
@@ -294,7 +294,7 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
 def raised(
     record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
 ) -> Evidence | None:
-    """Return a comparison of two metrics of the same runs, and whether the first is "better" or "as good" as `claimed`.
+    """Return a comparison of two metrics of the same runs; the first is `claimed` to be "better" or "as good".
 
     Settings in which all runs of an attention are at the ceiling for both metrics are left out, because the metrics
     cannot differ there.

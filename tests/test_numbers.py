@@ -50,9 +50,9 @@ def chosen(record: str, *attentions: str, **where) -> pd.DataFrame:
 
 def line(record: str, column: str, attention: str, baseline: str = "qkv", table: int = 0):
     """Return a comparison of one of a report's tables."""
+    asked = (table, column, attention, baseline)
     lines = open_record(record).lines
-    asked = (lines.table == table, lines.column == column, lines.attention == attention, lines.baseline == baseline)
-    [found] = lines[np.logical_and.reduce(asked)].itertuples()
+    [found] = [one for one in lines if (one.table, one.column, one.attention, one.baseline) == asked]
     return found
 
 
@@ -262,7 +262,7 @@ def symmetry() -> Told:
         yield f"| {words} | {{}} | " + " | ".join(cells) + " |", values
     law = one_head("shift-laptop", "kv", "kv+pos")
     on = (law.above.abs() <= 0.005).sum()
-    text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} stand on it"
+    text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} reach it"
     yield text, [len(law), on]
     yield "of all {} runs {} are within half a point", [len(rows), rows.stands.sum()]
     x = rows["test/acc"][rows.attention == "x-kv"]
@@ -307,7 +307,7 @@ def symmetry() -> Told:
     yield "{} for `qkv`, {} for `kv`, {} for `kv+pos`, and {}, {} and {} for", [float(found[1]) for found in steps]
     gaps = [behind("figure6-paper", f"{n}, lr 1e-3", "kv")[0] for n in (16, 32)]
     yield "KV is [{} and {} points of accuracy]", gaps
-    yield "it is sort, with [{} points]", [behind("table2-sorting", "sort", "kv")[0]]
+    yield "the largest gap is on sort, with [{} points]", [behind("table2-sorting", "sort", "kv")[0]]
 
 
 def more_than(name: str, other: str = "qkv", with_also: str = "qkv") -> list[float]:
@@ -464,9 +464,9 @@ def weights(run: Run) -> int:
 
 def perplexity_points() -> Cells:
     """Return by how many points of perplexity each attention is above QKV, and the interval over kinds of rows."""
-    lines = open_record("follow-up-laptop").lines
-    lines = lines[(lines.table == 1) & (lines.column == "all rows") & (lines.baseline == "qkv")]
-    ends = {row.attention: (row.difference, row.low, row.high) for row in lines.itertuples()}
+    asked = (1, "all rows", "qkv")
+    lines = [one for one in open_record("follow-up-laptop").lines if (one.table, one.column, one.baseline) == asked]
+    ends = {one.attention: (one.difference, one.low, one.high) for one in lines}
     return {name: ("{} [{}, {}]", [100 * number for number in numbers]) for name, numbers in ends.items()}
 
 

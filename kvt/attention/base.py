@@ -55,7 +55,7 @@ class Attention(nn.Module):
     """
 
     projections: ClassVar[str] = "qkv"
-    label: ClassVar[str]  # its name in reports
+    label: ClassVar[str]  # name in reports
     colour: ClassVar[str]  # in figures: from Okabe and Ito's palette for the colour-blind, then from Tol's
     formula: ClassVar[str]  # the first line of the class's docstring up to a colon
 
@@ -91,7 +91,7 @@ class Attention(nn.Module):
         if score not in SCORES:
             raise unknown("score", score, SCORES)
         if not (attend_self or self.has_logits):
-            raise UserError(f"attend_self=False: {type(self).__name__} has no softmax to leave a token out of")
+            raise UserError(f"attend_self=False: {type(self).__name__} has no logits, so that no token can be left out")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
         self.widths = dict.fromkeys("qkv", self.head_dim)  # channels per head in the output of each projection
         self.attend_self, self.borrows_keys = attend_self, False
@@ -129,7 +129,7 @@ class Attention(nn.Module):
                 With a context, the first call caches the context's keys and values, and later calls read them. After
                 `borrow_keys` a cache is required, and must already have the keys and values of x.
             bias: numbers that are added to the logits, of a shape that `mask` may have. A query does not attend where
-                the bias is −inf. A variant that has no logits, or that overrides `attend`, uses only the −inf.
+                the bias is −inf. A variant that has no logits, or that overrides `attend`, ignores all other values.
             key_value: inputs of the key and the value projection in place of x, (B, M, dim) each: the same tokens in
                 another form, such as with and without positions (Carion et al. 2020, "DETR"). If M differs from N, or
                 if there is a context, they are the tokens of another sequence.
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         Roles that share a projection get the same tensor.
         """
         if context is not None and self.projections[0] != "q":
-            raise UserError(f"{type(self).__name__} has no query projection to attend to a context with: use QKV there")
+            raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV for it")
         source = x if context is None else context
         projected = {
             name: self.query(x) if name == "q" else self._project_heads(name, source)
@@ -190,7 +190,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the values weighted by the attention map, (B, heads, N, head_dim).
 
-        A fast kernel computes them if the score is a dot product and the class overrides neither `logits` nor
+        A fast kernel is used if the score is a dot product and the class overrides neither `logits` nor
         `attention_weights`. Keys and values are (B, kv_heads, M, head_dim). Without a fast kernel, keys are repeated
         for the heads of a group.
         """

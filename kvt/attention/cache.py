@@ -23,7 +23,7 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens, (B, kv_heads, N, D); return all that are cached, (B, kv_heads, M, D).
+        """Append keys and values of new tokens, (B, kv_heads, N, D); return all cached ones, (B, kv_heads, M, D) each.
 
         A cache slides for one token at a time: the first of several would miss tokens that the last one pushes out.
         """

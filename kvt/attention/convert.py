@@ -23,20 +23,21 @@ ROLES = "qkv"
 def convert_layer(source: Attention, target: Attention, how: str) -> None:
     """Set each projection of `target` from the projections that have the same roles in `source`.
 
-    A projection with several roles is the mean of the source's projections of these roles. "keep_k" takes the key's
-    projection instead if the key is among the roles, "keep_v" the value's. If `target` has fewer key and value heads,
-    each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact if the averaged
-    projections are equal, and if `target` shares fewer projections than `source`.
+    A projection with several roles is the mean of the source's projections of these roles. With "keep_k", it is the
+    key's projection if the key is among the roles; with "keep_v", the value's projection if the value is. If `target`
+    has fewer key and value heads,
+    each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact if all averaged
+    projections are equal, for instance if `target` only separates projections that `source` shares.
 
     Raises:
-        UserError: `target` shares other projections than `source`, but none with the role to keep.
+        UserError: `target` shares other projections than `source`, but does not share the projection to keep.
     """
     owner_of = dict(zip(ROLES, target.projections, strict=True))
     shared = {name: [role for role in ROLES if owner_of[role] == name] for name in ROLES}
     keep = how[-1] if how.startswith("keep_") else ""
     keeps = any(keep in roles and len(roles) > 1 for roles in shared.values())
     if keep and not keeps and target.projections != source.projections:  # cross-attention keeps its projections
-        raise UserError(f"--how {how}: in {type(target).__name__} nothing shares that projection: choose another")
+        raise UserError(f"--how {how}: {type(target).__name__} does not share that projection: choose another")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]
         owners = dict.fromkeys(source.projection[source.projections[ROLES.index(role)]] for role in roles)
@@ -63,7 +64,7 @@ def fit_layers(
 
     Args:
         sources: one layer, or a group of layers in which all use the keys and values of the first.
-        targets: as many layers, with the same output projections as `sources`.
+        targets: the layers to fit, as many as `sources` and with the same output projections.
         calls: for each source layer, the keyword arguments of its call for each batch: x, (B, N, dim), mask and causal.
     """
     batches = [*zip(*calls, strict=True)]
@@ -96,7 +97,7 @@ def fit_layers(
 
 
 def _attended(x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return which tokens of x, (B, N, dim), at least one query may attend to: boolean (B, N)."""
+    """Return a boolean mask, (B, N), of the tokens of x, (B, N, dim), that at least one query may attend to."""
     batch, length, _ = x.shape
     pairs = torch.ones(batch, 1, length, length, dtype=torch.bool, device=x.device)
     allowed = allowed_pairs(length, length, mask, causal, x.device)

@@ -114,8 +114,8 @@ class MultiheadAttention(nn.Module):
         the query projection.
 
         Raises:
-            UserError: the layer was made with kdim, vdim, add_bias_kv or add_zero_attn, or the attention has other
-                weights than projections of all heads.
+            UserError: the layer was made with kdim, vdim, add_bias_kv or add_zero_attn, or the attention has fewer key
+                and value heads than heads.
         """
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise UserError("from_torch does not support a layer with kdim, vdim, add_bias_kv or add_zero_attn")
@@ -194,7 +194,7 @@ class MultiheadAttention(nn.Module):
         if attn_mask is not None and not causal:
             pairs = _checked("attn_mask", attn_mask, (n, m), (b * self.num_heads, n, m))
             masks.append(pairs.view(b if pairs.ndim == 3 else 1, -1, n, m))  # (B or 1, heads or 1, N, M)
-        if self._has_own_forward:  # which may accept only boolean masks
+        if self._has_own_forward:  # an overridden forward may accept only boolean masks
             masks = [mask if mask.dtype == torch.bool else mask == float("-inf") for mask in masks]
         call = {"causal": causal, **_joined(masks), **self._sources(x, key, value)}
         output = self.attention(x, **call)
@@ -240,7 +240,7 @@ class MultiheadAttention(nn.Module):
             needs_self = layer.rotary.channels or not layer.attend_self
             inherits = all(getattr(type(layer), name) is getattr(Attention, name) for name in ("project", "rotate"))
             if inherits and not needs_self:
-                return given  # self-attention and cross-attention compute the same
+                return given  # no context needed: self-attention and cross-attention compute the same
             equal = _equal(x, key)
             if equal is None and needs_self:
                 raise UserError("rope and attend_self=False: in a compiled graph pass one tensor as query and key")

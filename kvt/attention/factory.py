@@ -41,7 +41,7 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
 
 
 class AttentionFactory:
-    """Makes the attention layers of a model: `factory(dim)`, and `factory.cross(dim)` for cross-attention.
+    """Factory of a model's attention layers: `factory(dim)`, and `factory.cross(dim)` for cross-attention.
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
@@ -71,7 +71,7 @@ class AttentionFactory:
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
-        """Return a cross-attention layer of width `dim`: `QKV` with every variant (Borji 2023, §2)."""
+        """Return a cross-attention layer of width `dim`, which is `QKV` for every `attn` (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 

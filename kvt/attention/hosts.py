@@ -69,7 +69,7 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
             raise UserError(f"{type(module).__name__} has {more[0]}, which kvt's attentions do not support")
         config = getattr(module, "config", None)
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-            raise UserError(f"{type(module).__name__} is of a model with cross-attention, which needs its query")
+            raise UserError(f"{type(module).__name__} belongs to a model with cross-attention, which is not supported")
         if attention_mask is not None and attention_mask.dtype != torch.bool:
             raise UserError(f"an attention mask of {attention_mask.dtype}: pass a boolean one, True where to attend")
         (heads, n, d), m = query.shape[1:], key.shape[2]

@@ -13,7 +13,7 @@ from kvt.attention.base import Attention, other_sequence
 class AttentionMap(NamedTuple):
     """The attention map of one layer in one forward pass."""
 
-    layer: str  # its name in the model
+    layer: str  # name of the layer in the model
     weights: Tensor  # the map, (B, heads, N, M)
     scores: Tensor | None  # the logits before any mask, (B, heads, N, M); None for cross-attention or without logits
 
@@ -52,7 +52,7 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 def asymmetry(scores: Tensor) -> Tensor:
     """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm: (…, N, N) → (…).
 
-    A symmetric matrix and a zero matrix have 0; a skew-symmetric matrix has 2, the maximum.
+    The result is 0 for a symmetric matrix and for zeros, and 2, the maximum, for a skew-symmetric matrix.
     """
     norm = torch.linalg.matrix_norm(scores)
     return torch.linalg.matrix_norm(scores - scores.mT) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -99,7 +99,7 @@ def cycle_lengths(successor: Tensor) -> list[int]:
         while place not in seen:
             seen[place] = len(seen)
             place = int(successor[place])
-        if seen[place] >= start:  # the walk met itself, not an earlier walk
+        if seen[place] >= start:  # this walk closed a cycle; else it reached an earlier walk
             lengths.append(len(seen) - seen[place])
     return sorted(lengths)
 

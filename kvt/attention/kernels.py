@@ -41,9 +41,9 @@ def explicit_maps() -> Iterator[None]:
 class Dropout(nn.Dropout):
     """Dropout: x · mask / (1 − p) in training, where a mask entry is 0 with probability p and 1 otherwise.
 
-    In evaluation the output is x. On a CPU, a mask entry compares 16 random bits, of 64 that are drawn at once, with
-    p · 2¹⁶. This is three times as fast as torch's dropout. It rounds p to a multiple of 2⁻¹⁶ below 1, in the mask and
-    in the scale.
+    In evaluation the output is x. On a CPU, every mask entry is the comparison of 16 random bits with p · 2¹⁶, where
+    one random number of 64 bits serves four entries. This is three times as fast as torch's dropout. It rounds p to a
+    multiple of 2⁻¹⁶ below 1, in the mask and in the scale.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def allowed_pairs(
 
     The queries are at the last `num_queries` of the `num_keys` positions.
     """
-    if not causal or num_queries == 1:  # the newest token may attend to every key
+    if not causal or num_queries == 1:  # a single query is the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
     return past if mask is None else past & mask
@@ -171,7 +171,7 @@ def dot_product_attention(
         k, v: keys and values, (B, kv_heads, M, D).
         mask: boolean, or numbers that are added to the logits.
         causal: whether a query attends only to its own and earlier tokens.
-        attend_self: False leaves out a query's own token, as `without_self`.
+        attend_self: False leaves out a query's own token, as in `without_self`.
         gain: broadcastable to (B, heads, 1, 1).
         bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias that depends on the key alone.
     """
@@ -179,15 +179,15 @@ def dot_product_attention(
     mask, added = split_mask(mask)
     if added is not None:
         bias = added if bias is None else bias + added
-    # not in an exported graph, which also accepts one token: without the first token, no token would be left
+    # an exported graph must also accept a single token, for which `_earlier_tokens` has a different graph
     if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
     if not attend_self:
         mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
-    on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # torch.jit.trace has tensors for sizes
+    on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # sizes are tensors in torch.jit.trace
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # one query of grouped heads: the product reads a shared key once per group; an exported graph accepts any length
+    # `product` reads shared keys only once for all heads of a group; no choice by length in exported graphs
     if _explicit or torch.compiler.is_exporting():
         small = _explicit
     else:
@@ -206,7 +206,7 @@ def dot_product_attention(
     if bias is None:
         return fused(q, k, v, allowed, is_causal=kernel_causal)
     bias = bias.to(q.dtype)
-    if pair_bias:  # as the kernel's additive mask
+    if pair_bias:  # passed as the kernel's additive mask
         bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
         return fused(q, k, v, bias)
     # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;

@@ -39,13 +39,13 @@ def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tens
     if is_plain(layer):
         return layer.weight, layer.bias
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), like.dtype)
-    units = torch.eye(width + 1, width, dtype=dtype, device=like.device).roll(1, 0)  # zero, then the unit vectors
+    units = torch.eye(width + 1, width, dtype=dtype, device=like.device).roll(1, 0)  # zero and the unit vectors
     bias, *_ = outputs = layer(units)
     return (outputs[1:] - bias).mT, bias
 
 
 def fill_weight(layer: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
-    """Set the weight of a layer with `fill`, which fills a tensor in place; a parametrised weight is set through it.
+    """Set the weight of a layer, if need be through its parametrisation; `fill` fills a tensor in place.
 
     Raises:
         UserError: a hook computes the weight from other tensors, so that a new value would be lost.

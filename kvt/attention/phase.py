@@ -36,7 +36,7 @@ class Phase(Attention):
             raise UserError(f"phase={phase}: the number of angles, {len(angles)}, must divide heads={heads}")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} gives {self.head_dim} channels per head: a phase needs an even number")
-        times = 1 if len(angles) == 1 and not learned else heads // len(angles)  # one angle broadcasts over heads
+        times = 1 if len(angles) == 1 and not learned else heads // len(angles)  # one angle: for all heads
         self.fixed = None if learned else angles * times
         one_each = torch.tensor(angles, dtype=torch.get_default_dtype()).view(-1, 1, 1)
         of_pairs = one_each.repeat(times, 1, self.head_dim // 2)

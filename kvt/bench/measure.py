@@ -110,7 +110,7 @@ def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache
     if isinstance(layer, Attention):
         with torch.no_grad():
             _, k, v = layer.rotate(*layer.project(x), start=0)
-            cache.append(k, v)  # filled without attention maps of all tokens, which may need too much memory
+            cache.append(k, v)  # does not compute attention maps of all tokens, which may need too much memory
         step()
     if cache.length < n:
         raise UserError(f"--decode: {type(layer).__name__} does not use a cache: leave it out of --attn")

@@ -20,8 +20,8 @@ def draw(cost: Cost, rows: Sequence[Row]) -> Figure:
     """Plot the columns of a cost that have a label against n.
 
     Each such column has a row of panels, with one panel for each width d and batch size. Colour and marker stand for
-    the attention, the line style for the number of heads. Each line is thinner than the line before, so that equal
-    lines are all visible.
+    the attention, the line style for the number of heads. Each line is thinner than the line before, so that lines
+    that coincide are all visible.
     """
     table = pd.DataFrame(rows).assign(heads=[heads_of(row) for row in rows]).sort_values("n", kind="stable")
     names, heads = ([*table[key].unique()] for key in ("attention", "heads"))

@@ -49,7 +49,7 @@ def heads_of(row: Row) -> str:
 
 
 def machine(device: str) -> str:
-    """Return one line with torch's version, and with the GPU or else with processor, threads and float32 products."""
+    """Return one line about the machine: GPU, or processor, threads and float32 products, and torch's version."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

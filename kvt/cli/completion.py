@@ -51,7 +51,7 @@ def _all_words() -> ArgumentParser:
         _add(parser, [*run._actions, *settings], choices)
     for name, (_, about) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        if group in COMMANDS:  # "runs rm" is left out: after kvt runs, a shell offers folders
+        if group in COMMANDS:  # "runs rm" is left out, because a shell offers folders after "kvt runs"
             continue
         if group not in groups:
             groups[group] = groups[""].add_parser(group, help="makes and compares runs").add_subparsers()
@@ -65,7 +65,7 @@ def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
         if flag in parser._option_string_actions or "." in flag:  # -h and settings of several tasks; help on a class
             continue
-        about = action.help and action.help.replace("%", "%%")  # argparse formats it, jsonargparse does not
+        about = action.help and action.help.replace("%", "%%")  # only argparse expands % in help texts
         if action.nargs == 0:
             parser.add_argument(flag, action="store_true", help=about)
         else:

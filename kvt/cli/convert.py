@@ -55,7 +55,7 @@ def convert(
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
     path = require_writable(user_path(out or f"{attn}.ckpt"))
     if run := run_of_checkpoint(path):
-        raise UserError(f"--out {path}: the checkpoints of {run} are its own: choose another folder")
+        raise UserError(f"--out {path}: is inside the folder of the run {run}: choose another folder")
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
     saved = converted(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs, places)
     _save(saved, path)

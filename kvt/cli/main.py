@@ -98,7 +98,7 @@ def generate(
             tokens.
         stop: text that ends the sample, such as "." or a newline, $'\\n' in most shells; "<|endoftext|>" is the end of
             a document of language_model.
-        num_samples: number of texts, separated by a line ---. The first is the same for any number.
+        num_samples: number of texts, separated by a line ---. The first text does not depend on this number.
         seed: random seed.
         attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. kvt imports
             only classes that you name, because importing a file runs its code.

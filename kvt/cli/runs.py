@@ -35,7 +35,7 @@ def runs(
         attn: list only runs with this attention.
         where: list only runs with these settings, such as dim=64 lr=0.001.
         sort: column to sort by: run, score, seconds, when or size, or a metric such as test/acc, which is then shown as
-            the score. The largest value comes last, or the best for scores and metrics.
+            the score. The largest value comes last; for scores and metrics, the best value.
         plot: also draw the validation curves of the runs.
         out: path of the picture, .png, .pdf or .svg.
     """

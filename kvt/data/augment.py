@@ -41,7 +41,7 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     most_h = min(height, round(width / ratio[0]))
     most_w = min(width, round(height * ratio[1]))
     centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
-    # the centred box stays Python numbers: copying a tensor to the device would make the CPU wait
+    # the centred box is Python numbers, not a tensor: copying a tensor to the device would make the CPU wait
     return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
@@ -80,7 +80,7 @@ def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     step = length / size
     pixel = torch.arange(size, device=start.device)
     centre = start + (out.unsqueeze(-1) + 0.5) * step  # (B, out, 1)
-    # in place: on a CPU, allocating memory takes longer than the arithmetic
+    # computed in place: on a CPU, allocating memory takes longer than the arithmetic
     weight = (pixel + 0.5 - centre).abs_().div_(step.clamp(min=1)).neg_().add_(1).clamp_(min=0)  # (B, out, in)
     weight.mul_((pixel >= start) & (pixel < start + length))
     return weight.div_(weight.sum(2, keepdim=True))

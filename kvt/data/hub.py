@@ -34,7 +34,7 @@ PREFIX = "hf:"
 
 
 class _Named(NamedTuple):
-    name: str  # of a data set on the hub, or the path of a folder
+    name: str  # name of a data set on the hub, or path of a folder
     configuration: str | None
     columns: dict[str, str]  # "image", "label" or "text" → name of the column
 
@@ -225,7 +225,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     """Return the splits that have rows, as "train", "val" and "test"; raise UserError if a needed one is missing."""
     import datasets  # an optional dependency
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # else it also logs the errors that it raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # by default it also logs errors that it raises
     name, configuration, _ = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
@@ -276,7 +276,7 @@ def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
         return dict(datasets.load_dataset(place, configuration, **whole))
     found = {}
-    for split, files in builder.config.data_files.items():  # one call would mix up their classes
+    for split, files in builder.config.data_files.items():  # a call for all mixes up classes
         paths = [glob.escape(file) for file in dict.fromkeys(files)]
         rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
         classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
@@ -326,7 +326,7 @@ def _snapshot(folder: Path) -> str:
             link = part / file.relative_to(folder.resolve())
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
-        with suppress(OSError):  # another process has made it meanwhile
+        with suppress(OSError):  # another process has made the folder meanwhile
             part.rename(snapshot)
         shutil.rmtree(part, ignore_errors=True)
     return str(snapshot)

@@ -39,7 +39,7 @@ class Listing(NamedTuple):
     root: str  # the folder of the images, or the data set's name in messages
     classes: list[str]
     splits: dict[str, list[ImageFile]]
-    files: list[str]  # the files that contain the images; if an image changes, so does one of them
+    files: list[str]  # the files that contain the images; the cache's key depends on their state
     chosen: str = ""  # the chosen columns of a data set, which become part of the cache's key
     left_out: str | None = None  # describes files and folders of the root that are in no split
 
@@ -54,7 +54,7 @@ def list_folder(root: Path) -> Listing:
     folders, others = split_folders(root)
     if "train" not in folders:
         if not images:
-            raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}) and no train/<class>/: choose another")
+            raise UserError(f"{root} has no images ({', '.join(EXTENSIONS)}) and no train/<class>/: add images")
         paths = sorted(map(str, images))
         return Listing(
             str(root),
@@ -145,7 +145,7 @@ def read_image(path: str, size: int | None = None, content: Content = None) -> I
     """
     with _opened(path, content) as file:
         if size is not None:
-            file.draft(None, (2 * size, 2 * size))  # decode a JPEG at the smallest reduced size of at least this
+            file.draft(None, (2 * size, 2 * size))  # decode a JPEG at a reduced size, but not below this
         image: Image.Image = _whole_range(file, ImageOps.exif_transpose(file))
     return in_grey_or_rgb(image, path)
 

@@ -44,7 +44,7 @@ def open_images(
 ) -> "DecodedSource | KnownSource":
     """Return the source of images: `root` if given, else the folder `data_dir/dataset` if it exists, else a known set.
 
-    A known set is an entry of `sets`, with the key `dataset`; default: an entry of `SETS`.
+    The known set is `sets[dataset]`; `sets` is `SETS` by default.
     """
     sets = SETS if sets is None else sets
     if root is not None:
@@ -196,7 +196,7 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tens
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
 DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # MNIST's, for both sets
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}
-PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, for both: the paper's code
+PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, for both sets
 SETS: dict[str, ImageSet] = {
     "mnist": ImageSet(
         **DIGITS,

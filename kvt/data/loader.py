@@ -118,7 +118,7 @@ class Batches:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:  # drops the remaining batches of an epoch that was not finished
+        if epoch != self.epoch:  # drops the remaining batches of an unfinished epoch
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -204,6 +204,6 @@ def row_hashes(examples: Tensor) -> Iterator[bytes]:
     >>> (same == again, same == other)
     (True, False)
     """
-    for part in examples.split(4096):  # in parts: overlapping views need more memory as copies
+    for part in examples.split(4096):  # in parts: copies of overlapping rows need much memory
         for row in part.cpu().numpy():
             yield blake2b(row.tobytes(), digest_size=16).digest()

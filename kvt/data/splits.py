@@ -14,7 +14,7 @@ Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """A function that draws a number of examples; the first tensor is the model's input."""
 Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
 """A function that replaces examples by new examples of the same kind; it may return an example unchanged."""
-HELD_OUT = 4  # by hash, every split but the first owns 1 in HELD_OUT of the possible examples
+HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to every split but the first
 
 
 def draw_apart(

@@ -22,13 +22,13 @@ SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
 """Maps lower-case names of folders and of a data set's splits to kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-ELSEWHERE = "name another folder with --data_dir"  # the remedy in errors about the data folder
+ELSEWHERE = "name another folder with --data_dir"  # the remedy in messages about the data folder
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Return a dict from splits to names, by `SPLIT_NAMES`, and a list of the other names.
+    """Find the names that `SPLIT_NAMES` maps to splits; return a dict from splits to names, and a list of other names.
 
-    Raises UserError if two names mean the same split. `place` is the folder or data set in its message.
+    Raises UserError, with `place` as the folder or data set, if two names mean the same split.
     """
     found: dict[str, str] = {}
     others = []
@@ -67,7 +67,7 @@ def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
             if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
                 raise TypeError("tensors must be dense, not sparse, nested, quantized or meta")
         return splits
-    except Exception as error:  # torch.load and the checks raise many types
+    except Exception as error:  # torch.load raises errors of many types
         reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
         raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
 

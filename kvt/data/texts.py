@@ -81,7 +81,7 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
         if raw.count(0):
             zeros = [count + raw[(size + odd) % 2 :: 2].count(0) for odd, count in enumerate(zeros)]
         try:
-            text = raw.decode("utf-8")  # "utf-8-sig" would count the bytes in errors from after the mark
+            text = raw.decode("utf-8")  # errors of "utf-8-sig" do not count the mark's bytes
         except UnicodeDecodeError as error:
             if marked:
                 raise UserError(f"{name} is {marked}: convert it, e.g. iconv -f {marked} -t UTF-8") from error
@@ -98,15 +98,15 @@ def _require_few_zeros(zeros: list[int], size: int, name: str) -> None:
         reason = f"{sum(zeros):,} of its {size:,} bytes are NUL"
         encoding = "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
         remedy = f"convert the original, e.g. iconv -f {encoding} -t UTF-8"
-        raise UserError(f"{name} is UTF-16 or no text: {reason}: {remedy}")
+        raise UserError(f"{name} is UTF-16 or not a text: {reason}: {remedy}")
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The documents of a UTF-8 file or of a folder of such files, which are read in pieces.
 
-    Files of a folder are in a random order that depends only on their names. The last part of the corpus, which
-    validates, is therefore a random choice of files.
+    Files of a folder are in a random order that depends only on their names. Validation uses the last part of the
+    corpus, which is therefore a random choice of files.
 
     Args:
         root: a UTF-8 file, or a folder, which is searched recursively; files that are not UTF-8 are left out.
@@ -141,7 +141,7 @@ class Corpus:
                     raise
                 reasons.append(str(error))
         if not texts:
-            raise UserError(f"--text {self.root}: none of {len(reasons)} files is a text: {reasons[0]}")
+            raise UserError(f"--text {self.root}: none of {len(reasons)} files is a text, for example: {reasons[0]}")
         return texts
 
     @property
@@ -189,7 +189,7 @@ class Corpus:
         return 0
 
     def sample(self) -> Iterator[str]:
-        """Yield documents with about the first `LEARNED` bytes, for learning byte pairs."""
+        """Yield the first documents, about `LEARNED` bytes in total, from which byte pairs are learned."""
         size = 0
         for group in self.pieces():
             yield from (text for text, _ in self.read(group))
@@ -207,13 +207,13 @@ class Corpus:
                 file.seek(start)
                 block, stop = file.read(2 * PIECE), PIECE
                 while block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n":
-                    stop -= 1  # never inside a character or between \r and \n
+                    stop -= 1  # do not cut inside a character or between \r and \n
                 if self.separator:  # searched from the start, as `str.split` does
                     found = (match.end() for match in mark.finditer(block))
                     stop = next((end for end in found if end >= PIECE), stop)
                 else:
                     text = block[stop:].decode("utf-8", "ignore")
-                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # else after the next line end
+                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # or after the next line end
                     stop += len(text[: cut.start()].encode()) if cut else 0
                 ranges.append((path, start, start + stop))
                 start += stop

@@ -163,14 +163,14 @@ class BytePairs(Bytes):
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
         self.tokenizer.add_special_tokens([end])  # the file may lack it, or have it as an ordinary token
-        self.tokenizer.encode_special_tokens = True  # encode their names as ordinary text
+        self.tokenizer.encode_special_tokens = True  # names of special tokens in a text are ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[end], name
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
         for i, token in self.tokenizer.get_added_tokens_decoder().items():
-            self.pieces[i] = b"" if i == self.end else token.content.encode()  # not in the byte alphabet
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # not written in GPT-2's alphabet
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -260,7 +260,7 @@ class TokenFile:
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # version 3: 1 and 2 made other tokens
+        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 3: version of the format
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
@@ -322,7 +322,7 @@ def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
     """Return the position of the token where the last `share` of the text, counted in bytes, begins."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
     parts = [part.numpy() for part in tokens.split(step)]
-    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of each part; take is fast
+    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of every part
     before = ends[-1] - round(share * int(ends[-1]))
     number = int(np.searchsorted(ends, before))
     of_part = sizes.take(parts[number])

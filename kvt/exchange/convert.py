@@ -17,6 +17,7 @@ from kvt.system.errors import UserError, unknown
 from kvt.tasks import Task
 from kvt.tasks.optimizers import make_optimizer
 
+EXPORT_FIRST = "export the run with kvt export, and convert the export"
 SAMPLE = 64
 """Number of training examples for `how="least_squares"`."""
 
@@ -44,7 +45,7 @@ def convert(
         if name not in choice:
             raise unknown(flag, name, choice)
     if old not in FROM:
-        raise checkpoint.error(f"attn={old} has more than projections to map: convert runs of {', '.join(FROM)}")
+        raise checkpoint.error(f"attn={old} has weights that cannot be converted: convert runs of {', '.join(FROM)}")
     source = checkpoint.load_task(Task)  # type: ignore[type-abstract]
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
@@ -71,7 +72,7 @@ def convert(
     saved[HPARAMS["model"]] = {**saved[HPARAMS["model"]], **asked}
     if "optimizer_states" in saved:
         if not saved.keys().isdisjoint(("averaging_state", "training_weights")):
-            raise checkpoint.error("its optimiser has moments of other weights: convert what kvt export writes of it")
+            raise checkpoint.error(f"its optimiser's state is not of these weights: {EXPORT_FIRST}")
         source.optimizer_config = target.optimizer_config = checkpoint.optimizer
         saved["optimizer_states"] = [_optimizer_state(state, source, target) for state in saved["optimizer_states"]]
     if recorder := saved.get("callbacks", {}).get("Recorder"):  # drops means and gradients of the old weights
@@ -89,7 +90,7 @@ def _copy_others(source: Task, target: Task, who: str) -> None:
     theirs = source.state_dict()
     others = [name for name in target.state_dict() if not name.startswith(projections)]
     if lacking := [name for name in others if name not in theirs]:
-        raise UserError(f"{who} has no {lacking[0].rpartition('.')[2]}, which it would have to learn")
+        raise UserError(f"{who} has no weight {lacking[0].rpartition('.')[2]} to copy: choose another attention")
     target.load_state_dict({name: theirs[name] for name in others}, strict=False)
 
 
@@ -121,7 +122,7 @@ def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> di
     before, after = make_optimizer(source), make_optimizer(target)
     sizes = [len(group["params"]) for group in before.param_groups]
     if [len(group["params"]) for group in state["param_groups"]] != sizes:
-        raise UserError("the optimiser of this run has groups of weights: convert what kvt export writes of it")
+        raise UserError(f"the optimiser of this run has several groups of weights: {EXPORT_FIRST}")
     new = after.state_dict()
     kept = {} if isinstance(after, torch.optim.LBFGS) else state["state"]
     old = {name: (place, weight) for place, (name, weight) in enumerate(_in_order(before, source))}

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from kvt.data.tokens import tokens_of
 from kvt.run.checkpoint_files import DIGEST, HPARAMS, MODEL, SETTINGS, TIED
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.results import is_result_of
@@ -27,7 +28,7 @@ from kvt.run.same import load_data
 from kvt.system.console import table
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_folder, write_atomically
-from kvt.system.quoting import Markdown, printable
+from kvt.system.quoting import Markdown, printable, shell_word
 from kvt.tasks import Task
 from kvt.tasks.language import LanguageTask
 from kvt.version import __version__
@@ -45,7 +46,7 @@ tags: [{tags}]
 
 # {title}
 
-`{task}` with `--attn {attn}`, trained by [kvt](https://arxiv.org/abs/2305.19129) {version} on {data}.
+`{task}` with `--attn {attn}`, trained by kvt {version} on {data}.
 
 ```python
 import kvt
@@ -53,10 +54,11 @@ import kvt
 model = kvt.load({folder}{own})
 ```
 
-{needs}Its results:
+{needs}kvt is a Python package with the tasks of the paper [Key-Value Transformer](https://arxiv.org/abs/2305.19129).
+Install its wheel, `pip install kvt-*.whl`, or in a clone of its source `pip install .`.
 
-{facts}""")
-FACTS = Markdown("""\
+{results}
+
 ```
 {numbers}
 ```
@@ -65,6 +67,25 @@ FACTS = Markdown("""\
 |---|---|
 {settings}
 """)
+RESULTS = Markdown("Its results:")
+UNMEASURED = Markdown(
+    "These weights have not been measured: `kvt validate --ckpt_path {}` measures them, given the data."
+)
+WITHOUT = Markdown("""
+## Without kvt
+
+`model.onnx` takes {inputs}, and returns `logits`. It runs with `pip install onnxruntime`, here on ones:
+
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+(logits,) = session.run(None, {arrays})
+print(logits.shape)
+```
+""")
+SHOWN = 300  # characters of a setting that a card shows; others are cut
 NEEDS = Markdown(
     "It uses {}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
 )
@@ -107,7 +128,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
 
 
 def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """Return the number of a task's parameters; if its class cannot be loaded, the numbers in all distinct weights."""
+    """Return the number of a task's parameters; if its class cannot be loaded, the size of all distinct weights."""
     if "parameters" in result:
         return int(result["parameters"])
     with suppress(UserError):
@@ -136,7 +157,7 @@ def _require_replaceable(out: Path) -> None:
     there = [out / name for name in (MODEL, SETTINGS, CARD, GRAPH, GRAPH_WEIGHTS) if os.path.lexists(out / name)]
     are_files = all(path.is_file() for path in there)
     if there and not (are_files and (read_json(out / SETTINGS) or {}).get("library") == "kvt"):
-        raise UserError(f"--out {out}: its {there[0].name} is not of kvt export: choose another folder")
+        raise UserError(f"--out {out}: its {there[0].name} was not written by kvt export: choose another folder")
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
@@ -146,24 +167,25 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, par
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
     own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # names of kvt's classes have no dot
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
-    numbers = {**content.get("metrics", {}), "parameters": parameters}
+    metrics = content.get("metrics", {})
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
     shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
+    shown |= {"vocab_size": len(tokens_of(spec["tokenizer"]).pieces)} if "tokenizer" in spec else {}
+    texts = {name: str(value) for name, value in shown.items() if value is not None}
+    long = {name: f"{text:.60}… ({len(text):,} characters)" for name, text in texts.items() if len(text) > SHOWN}
+    long |= {"classes": texts["classes"]} if "classes" in texts else {}
+    rows = [Markdown("| `{}` | {} |").format(name, text) for name, text in (texts | long).items()]
     task = result.get("task", content.get("data_class"))
     tag = json.dumps(printable(attn), ensure_ascii=False)  # quoted for YAML
     return PAGE.format(
         **{"tags": Markdown(f"kvt, {tag}"), "title": f"{task}, {attn}", "task": classes["model"], "attn": attn},
         **{"data": classes["data"], "version": __version__, "folder": Markdown(repr(folder)), "own": Markdown(named)},
         needs=NEEDS.format(Markdown(" and ").join(map(Markdown("`{}`").format, own.values()))) if own else "",
-        facts=facts(numbers, shown),
+        results=RESULTS if metrics else UNMEASURED.format(Markdown(shell_word(folder))),
+        numbers=Markdown(table({**metrics, "parameters": parameters})),
+        settings=Markdown("\n").join(rows),
     )
-
-
-def facts(numbers: Mapping[str, Any], settings: Mapping[str, Any]) -> Markdown:
-    """Return numbers and a table of settings for a card; settings that are None are left out."""
-    rows = [Markdown("| `{}` | {} |").format(name, value) for name, value in settings.items() if value is not None]
-    return FACTS.format(numbers=Markdown(table(numbers)), settings=Markdown("\n").join(rows))
 
 
 def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
@@ -194,11 +216,23 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
         program.save(Path(folder, GRAPH))  # a large graph has its weights in GRAPH_WEIGHTS
         weights = [path.rename(out / path.name) for path in Path(folder).glob(GRAPH_WEIGHTS)]
         Path(folder, GRAPH).rename(part)
+    axes = [
+        ["batch", "length"] if text else ["batch", *tensor.shape[1:]]
+        for tensor, text in zip(inputs, is_text, strict=True)
+    ]
+    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in inputs]
+    described = zip(names, kinds, axes, strict=True)
+    about = [f"`{name}`, {kind} ({', '.join(map(str, shape))})" for name, kind, shape in described]
+    ones = zip(names, kinds, inputs, strict=True)
+    arrays = [f'"{name}": np.ones({(1, *tensor.shape[1:])}, "{kind}")' for name, kind, tensor in ones]
+    without = WITHOUT.format(inputs=Markdown(" and ".join(about)), arrays=Markdown(f"{{{', '.join(arrays)}}}"))
+    page = (out / CARD).read_text(encoding="utf-8")
+    write_atomically(out / CARD, f"{page}{without}")
     return [out / GRAPH, *weights]
 
 
 def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
-    """Name the length axis of each text "length", or of several texts "source_length", instead of a number."""
+    """Rename the length axis of a text, which the exporter numbers, to "length", or "source_length" if several."""
     inputs = {value.name: value for value in graph.inputs}
     called = {
         str(inputs[name].shape[1]): "length" if len(texts) == 1 else f"{name}_length"

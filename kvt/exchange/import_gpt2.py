@@ -71,7 +71,7 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
     config, weights, source = _read(folder)
     for name, value in USUAL.items():
         if (theirs := config.get(name, value)) != value:
-            raise UserError(f"{source}: {name}={theirs!s:.100}, where GPT-2 has {value}: it has no equal here")
+            raise UserError(f"{source}: {name}={theirs!s:.100}, where GPT-2 has {value}: kvt has no such model")
     if (activation := ACTIVATIONS.get(config.get("activation_function", "gelu_new"))) is None:
         known = ", ".join(ACTIVATIONS)
         raise UserError(f"{source}: activation_function={config['activation_function']!s:.100}: expected {known}")

@@ -66,12 +66,12 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-Expansion = int | float  # with `int`, the parser keeps "4" as 4, so that names of recorded runs do not change
+Expansion = int | float  # not only float: the parser must keep 4 as 4, which is in the names of recorded runs
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Norm and feed-forward network of a model's blocks, with the names of the flags.
+    """Settings of the layer norms and feed-forward networks in a model's blocks, named as the flags.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
@@ -138,9 +138,9 @@ def stacks_of(model: nn.Module) -> list[Stack]:
 class Encoder(Stack):
     """A stack of `EncoderBlock`s. With causal attention, it is the decoder of a language model.
 
-    If `share_layers` is above 1, it is the number of consecutive layers that share keys and values. The first layer of
-    a group computes them. The other layers compute only queries, and attend to the keys and values of the first
-    (Brandon et al. 2024, "Cross-Layer Attention"). A group has one cache.
+    `share_layers` is the number of consecutive layers in a group that shares keys and values. The first layer of a
+    group computes keys and values. The other layers compute only queries, and attend to the keys and values of the
+    first layer (Brandon et al. 2024, "Cross-Layer Attention"). A group has one cache.
 
     Attributes:
         recomputes: whether training uses activation checkpointing: it stores only the input of each group of layers,
@@ -171,7 +171,7 @@ class Encoder(Stack):
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
-            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's class may not accept None
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not accept None
             if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
             if again:

@@ -67,7 +67,7 @@ class CausalLM(nn.Module):
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
 
-        `caches` hold the keys and values of earlier tokens; those of `tokens` are appended.
+        `caches` hold the keys and values of earlier tokens. The keys and values of `tokens` are appended.
         """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
     def make_caches(self) -> list[KVCache]:
         """Return an empty cache for each layer that computes keys."""
         layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
-        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's class may lack it
+        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may lack make_cache
         return [make(self.embedding.max_len, self.is_endless) for make in makers]
 
     @property

@@ -89,7 +89,7 @@ def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
-    """Create the embedding named `positions` in `POSITIONS`; `settings` are further arguments of `Embedding`."""
+    """Return the embedding named `positions` in `POSITIONS`; `settings` are further arguments of `Embedding`."""
     if positions not in POSITIONS:
         raise unknown("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

@@ -24,8 +24,8 @@ from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler,
 class EndRun(Callback):
     """A callback that ends every run with a validation, so that last.ckpt and the result cover the whole training.
 
-    At `max_steps` the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If the last step
-    of another run falls between two validations, the callback validates once more after training.
+    At `max_steps` the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If training ends
+    for another reason between two validations, the callback validates once more after training.
 
     Ctrl-C or a cluster's signal ends training after the current step or validation. A second Ctrl-C ends the process at
     once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run may
@@ -39,13 +39,13 @@ class EndRun(Callback):
     state_key = "FinalValidation"  # in checkpoints
 
     def __init__(self) -> None:
-        self.step = 0  # of the run's last validation
+        self.step = 0  # the step of the run's last validation
         self.signal = 0  # the number of the first signal received
         self._training_is_over = self._validates = False
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:
-        """Let signals end this process at once while it waits for the other processes and runs no Python code."""
+        """Let signals end this process at once while it waits for other processes and cannot run a Python handler."""
         self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:

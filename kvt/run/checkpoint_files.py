@@ -42,14 +42,14 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
         for key in ("state_dict", *HPARAMS.values(), "trainer"):
             if not (isinstance(checkpoint[key], Mapping) and all(isinstance(name, str) for name in checkpoint[key])):
                 raise TypeError(key)
-        json.dumps([checkpoint[key] for key in HPARAMS.values()])  # settings are plain data
+        json.dumps([checkpoint[key] for key in HPARAMS.values()])  # raises unless the settings are plain data
         weights = all(isinstance(value, Tensor) for value in checkpoint["state_dict"].values())
         spec = isinstance(checkpoint[HPARAMS["model"]].get("spec"), Mapping | None)
         if not (weights and spec and all(isinstance(checkpoint[key], int) for key in ("epoch", "global_step"))):
             raise TypeError("weights, spec or progress")
     except UserError:
         raise
-    except Exception as error:  # a broken pickle raises nearly anything
+    except Exception as error:  # a damaged pickle may raise any exception
         raise UserError(f"{name}: not a kvt checkpoint, or a damaged one") from error
     return checkpoint
 
@@ -58,7 +58,7 @@ def _read_folder(path: Path, name: str) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     weights = regular(path / MODEL).read_bytes()
     if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
-        raise UserError(f"{name}: {MODEL} is not what its {SETTINGS} names: export the model anew")
+        raise UserError(f"{name}: {MODEL} does not match the SHA-256 in {SETTINGS}: export the model again")
     stored = load_weights(weights)
     tied = {name: stored[other] for name, other in settings.get(TIED, {}).items()}
     return {**settings, "state_dict": stored | tied}

@@ -31,7 +31,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomically(Path(path)) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)  # with a path, torch hides the system's error
+            torch.save(checkpoint, file)  # given a path, torch would hide the operating system's error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None

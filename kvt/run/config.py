@@ -33,7 +33,7 @@ class RunConfig:
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
-        data: class and settings of the data, {"class_path": "kvt.tasks.Reverse", "init_args": {…}}.
+        data: class and settings of the data, {"class_path": "kvt.tasks.DigitLists", "init_args": {"length": 16, …}}.
         trainer: settings of the Lightning Trainer; settings that are left out have their defaults.
         seed_everything: the seed of the split, the initialisation, the order of batches and all randomness of training.
         compile: whether torch compiles the model.
@@ -343,8 +343,8 @@ def read_files(
 ) -> tuple[dict[str, str], dict[str, type[Any]], Sections]:
     """Return the import paths of the classes in YAML files, the classes, and all settings by section.
 
-    No class is returned unless the files name those of both task and data. A class in `named`, by section, replaces the
-    files' class, and takes the files' settings that it has as arguments.
+    No classes are returned if the class of the task or of the data is missing. A class in `named`, by section, replaces
+    the class in the files, and gets those settings in the files that its constructor has as arguments.
     """
     class_paths, sections = read_paths(configs, named)
     if class_paths.keys() != {*BUILT}:

@@ -68,7 +68,10 @@ class Checkpoint:
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
-        """The classes of the task and its data, by section; a class that is neither kvt's nor named is a UserError."""
+        """The classes of the task and its data, by section.
+
+        Raises UserError for a class that is neither part of kvt nor in `named`.
+        """
         return {section: self.class_of(section) for section in SECTIONS}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
@@ -97,7 +100,7 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings in the checkpoint; a setting of a type that the Trainer does not take is a UserError."""
+        """The Trainer settings in the checkpoint; raises UserError for a type that the Trainer does not accept."""
         kept = self.saved["trainer"]
         taken = {name: kept[name] for name in KEPT if name in kept}
         require_types(taken, L.Trainer)
@@ -127,7 +130,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether the checkpoint has the optimiser's state; training from weights alone, as the zoo's, begins anew."""
+        """Whether training can continue from the checkpoint; exports and the zoo have only weights, no optimiser."""
         return "optimizer_states" in self.saved
 
     @property

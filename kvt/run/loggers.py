@@ -18,7 +18,7 @@ from kvt.run.settings import trainer_objects
 from kvt.system.files import read_json, write_atomically
 
 ABSENT = float("nan")
-"""The value in TensorBoard's table of a score that this run lacks and other runs of the task may have."""
+"""The value of a score that a run lacks; TensorBoard's table has a column for it, for other runs of the task."""
 IDS = "loggers.json"
 """The file in a run's folder with the id by which each logger knows the run."""
 OF_TRAINER = ("max_epochs", "max_steps", "precision")

@@ -27,8 +27,8 @@ SHARE = 1 / 20
 class Shown(Callback):
     """A callback that shows attention maps and a sample text after the first and the last validation.
 
-    It also shows them after another validation, if the last time took at most `SHARE` of the seconds since then.
-    Otherwise drawing would take longer than training in a small model that is validated about once a second.
+    It also shows them after another validation, if the last drawing took at most `SHARE` of the time since then. A
+    small model that is validated every second would otherwise spend more time on drawing than on training.
     """
 
     def __init__(self, recorder: Recorder) -> None:

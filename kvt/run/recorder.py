@@ -177,7 +177,7 @@ class Recorder(Callback):
 
 
 def thinned(rows: list[Row]) -> list[Row]:
-    """Return at most half of the rows: the first with the same metrics in each interval of 2, 4, 8 … steps."""
+    """Return at most half of the rows: in each interval of 2, 4, 8 … steps, the first row with the same metrics."""
     kept, steps = rows, 1
     while len(kept) > len(rows) // 2:
         steps *= 2

@@ -86,7 +86,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether the folder's result.json was measured with the weights of this checkpoint, those of best.ckpt."""
+    """Return whether a checkpoint has the weights of best.ckpt, with which the folder's result.json was measured."""
     best = best_checkpoint(folder)
     return (folder / "result.json").is_file() and best.is_file() and checkpoint.digest == Checkpoint(best).digest
 

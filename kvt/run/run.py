@@ -301,7 +301,7 @@ def make_trainer(
             raise
         tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
         raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # unless the user's plugins change it
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a user's plugin may set another one
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     load_only_named_checkpoints(trainer)
     return trainer
@@ -404,7 +404,7 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
     if best:
         best.load_weights(run.task)
     loggers, trainer.loggers = trainer.loggers, []  # loggers get the scores later, from `save_results`
-    scores = trainer.test(run.task, run.data, verbose=False)  # none with --limit_test_batches 0
+    scores = trainer.test(run.task, run.data, verbose=False)  # empty with --limit_test_batches 0
     trainer.loggers = loggers
     return metrics | (dict(scores[0]) if scores else {})
 
@@ -412,7 +412,7 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
 def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool, goes_on: Checkpoint | None) -> None:
     if trainer.global_step == 0 or not (recorder.has_trained or resume):
         if goes_on and goes_on.step:
-            limits = "--max_epochs, --max_steps and --max_time cover the run that it continues, too: raise them"
+            limits = "--max_epochs, --max_steps and --max_time include the run that it continues: raise them"
             raise UserError(f"nothing was trained: {limits}")
         limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
         raise UserError(f"nothing was trained: check {limits}")
@@ -487,7 +487,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
 
 
 def _exit_after(processes: Sequence[Popen[Any]]) -> None:
-    """Exit without a message if another process of the run ends with an error, because it prints its own message."""
+    """Exit without a message if another process of the run ends with an error, which that process prints."""
     for process in processes:
         with suppress(TimeoutExpired):
             if (code := process.wait(timeout=5)) > 0:

@@ -90,4 +90,4 @@ def _require_equal(
 def require_same_content(checkpoint: Checkpoint, data: TaskData) -> None:
     """Raise UserError if the data, after `setup`, differ from the data that a checkpoint's run was trained on."""
     if checkpoint.trained_on not in (None, data.content):
-        raise checkpoint.error(f"its run had other data than there are now: {OTHER_DATA}")
+        raise checkpoint.error(f"its run was trained on other data: {OTHER_DATA}")

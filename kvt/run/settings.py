@@ -1,7 +1,4 @@
-"""The parser of a run's settings, with types from the signatures of the task, its data and the Trainer.
-
-Only this file and the command line use jsonargparse.
-"""
+"""The parser of a run's settings, with types from the signatures of the task, its data and the Trainer."""
 
 import re
 from argparse import SUPPRESS

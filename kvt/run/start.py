@@ -25,12 +25,12 @@ class StartRun(Callback):
 
     Before that, Ctrl-C ends all processes at once, and no file is left behind.
 
-    A run on one CPU uses `--threads`, or else the number that is fastest when training starts. A resumed run keeps its
-    number. The number affects the last bit of sums, so result.json records it. On a GPU or with several processes,
-    which share the cores, torch's number is not changed.
+    A single process on a CPU uses `--threads`, or else the number of threads that is fastest when training starts. A
+    resumed run keeps its number. The number affects the last bit of sums, so result.json records it. On a GPU or with
+    several processes, which share the cores, torch's number is not changed.
 
     Args:
-        path: path of the folder; if `is_new`, path of its parent, in which it is named version_N.
+        path: path of the run's folder, or of the new folder's parent if `is_new`.
         is_new: whether to create a new folder version_N.
         config: configuration of the run.
         purge_step: the first step that a resumed run logs again; None: the run is new.

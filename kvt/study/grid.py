@@ -36,7 +36,7 @@ MOVED = {
     "maps": "kvt.grids.figure3.maps",
     "padding": "kvt.grids.padding.costs",
 }
-"""Sections of a report by the key of older grids that they replace."""
+"""The section of a report that replaces each key of older grids, for the message about such a key."""
 MAX_RUNS = 1_000_000  # these take 2 GB of memory; more runs are a mistake, such as 30 axes of two values
 
 

@@ -156,7 +156,10 @@ def short(message: str) -> str:
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
-    """Return the seconds from start to end of a run, at least those of training: a resumed run starts anew."""
+    """Return the seconds from start to end of a run, or those of training if they are more.
+
+    Training takes longer in a resumed run, because its `started` is the time of resuming.
+    """
     seconds, started, finished = float(result["seconds"]), result.get("started"), result.get("finished")
     return max((finished - started).total_seconds(), seconds) if started and finished else seconds
 

@@ -34,7 +34,7 @@ from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.system.quoting import printable
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
-POINTS = 100  # largest number of rows of a history with metrics of training only, and of all other rows
+POINTS = 100  # a history keeps at most so many rows with metrics of training only, and so many other rows
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
 LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class contain

@@ -26,7 +26,7 @@ IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
     "requested to overfit",  # our loaders serve the same batches in every epoch
-    "callbacks used to create the checkpoint",  # a test has none of fit's
+    "callbacks used to create the checkpoint",  # a test runs without the callbacks of fit
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # the picture shows a box in place of the character
     "sync_dist=True",  # the means are synchronised before they are logged
@@ -91,9 +91,10 @@ def exit_on_signals() -> AbstractContextManager[None]:
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
-    """Context manager: set the handler of signals that are not ignored already, if this is the main thread.
+    """Context manager: set the handler of signals, and restore the old handlers at the end.
 
-    Signals that are ignored, SIG_IGN, stay ignored, also in processes started inside.
+    Signals that the process ignores (SIG_IGN) stay ignored, because processes started inside inherit this. Outside the
+    main thread, nothing is changed.
     """
     before = set_handler(handler, numbers)
     try:
@@ -103,7 +104,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
-    """Set the handler of signals that are not ignored already, if this is the main thread; return the old handlers."""
+    """Set the handler of signals in the main thread, except of ignored signals; return the old handlers."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}

@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 
 def exception_chain(error: BaseException) -> list[BaseException]:
-    """Return an exception, its cause, the cause's cause and so on, each once."""
+    """Return an exception, its cause, the cause's cause and so on, without repetitions."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -118,7 +118,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
     Args:
         path: the import path, such as my_attention.NearKV.
         flag: the flag that has this value, for messages.
-        base: a class that must be a base of the result.
+        base: the class from which the result must be derived.
         known: names that the flag also takes, for messages.
 
     Raises:

@@ -97,7 +97,7 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name belongs to an operating system or an editor."""
+    """Return whether the name is one of files that operating systems and editors create, such as .DS_Store."""
     return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # created by macOS, by Synology
 
 
@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV atomically; missing values are empty cells, and characters without UTF-8 code become \\ escapes."""
+    """Write a CSV atomically; missing values are empty cells. Characters that UTF-8 cannot encode become escapes."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, [*columns])
         writer.writeheader()

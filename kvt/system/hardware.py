@@ -63,9 +63,9 @@ def _matmul_error() -> float:
 
 
 def bfloat16_slowdown() -> float:
-    """Return the time of a bfloat16 matrix product relative to that of a float32 one, measured on this CPU.
+    """Return the time of a bfloat16 matrix product divided by the time of a float32 product, measured on this CPU.
 
-    It is about 0.5 with instructions for bfloat16, 3 where AVX-512 emulates them, and 40 where AVX2 does.
+    The ratio is about 0.5 with instructions for bfloat16, 3 if AVX-512 emulates them, and 40 if AVX2 emulates them.
     """
     seconds = []
     for dtype in (torch.float32, torch.bfloat16):

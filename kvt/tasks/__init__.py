@@ -1,4 +1,4 @@
-"""One file a task family: its data and its Lightning module."""
+"""The tasks: a file for each family of tasks, with its data module and its Lightning module."""
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task

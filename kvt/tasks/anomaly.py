@@ -1,8 +1,8 @@
-"""Set anomaly detection: nine images of one class and one of another, find the latter (Borji 2023, §3.2).
+"""Set anomaly detection: find the one image of another class among nine images of one class (Borji 2023, §3.2).
 
->>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature, which tells the class
+>>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature, equal to the row number
 >>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=False, batch_size=2)))
->>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and where the image of another class is
+>>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and the position of the anomaly in each
 ([[4.0, 7.0, 0.0, 1.0], [1.0, 3.0, 0.0, 9.0]], [2, 0])
 >>> task = AnomalyTask({"feature_dim": 1, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
@@ -35,12 +35,12 @@ from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
-BACKBONES = list_models(module=torchvision.models)  # the classifiers
-BATCH = 64  # images; a large transformer's activations then fit into a small GPU
+BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
+BATCH = 64  # images per batch: the activations of a large transformer then fit into the memory of a small GPU
 
 
 class FeatureFile:
-    """Features computed elsewhere, in the layout that `read_features` reads."""
+    """Image features from a user's file, in the form that `read_features` reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,11 +55,11 @@ class FeatureFile:
 
 
 class BackboneFeatures:
-    """The inputs of the last linear layer of a torchvision classifier, such as the 512 numbers of ResNet-34.
+    """Image features: inputs of a torchvision classifier's last linear layer, such as the 512 numbers of ResNet-34.
 
-    Pixels are normalised as for the published weights. An image keeps its size, each side clamped between the smallest
-    that the network accepts and the one it was trained on; a grey image gets three equal channels. The features are
-    cached in `data_dir/.cache` under a hash of backbone, weights and data set.
+    Pixels are normalised as for the published weights. An image is resized only if a side is smaller than the network
+    accepts, or larger than in the network's training. A grey image gets three equal channels. The features are cached
+    in `data_dir/.cache` under a hash of backbone, weights and data set.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -80,14 +80,14 @@ class BackboneFeatures:
 
     @property
     def content(self) -> str:
-        return self._hash(self.images.content)  # not of the features, which differ between machines in the last digit
+        return self._hash(self.images.content)  # the last digit of features differs between machines
 
     def load(self) -> Splits:
-        """Return the features and labels as `read_features` does."""
+        """Return the features and labels in the form of `read_features`."""
         return read_features(self.cache)
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
+        """Resize and normalise images for the network: uint8 (B, 1 or 3, H, W) → float32 (B, 3, H', W')."""
         transform = self.published.transforms()
         pixels = images.expand(-1, 3, -1, -1).float() / 255
         (largest,), smallest = transform.crop_size, self.published.meta["min_size"]
@@ -113,20 +113,20 @@ class BackboneFeatures:
     def _own_model(self, path: Path) -> nn.Module:
         model = _meta_model(self.backbone)
         model.set_submodule(self._head, nn.Identity())
-        # As torchvision does for its weights of GoogLeNet and Inception; no other network reads the attribute.
+        # torchvision sets this for its weights of GoogLeNet and Inception; no other network reads the attribute
         model.transform_input = True  # type: ignore[assignment]
         try:
             state = read_tensors(path)
             for key in [key for key in state if key.startswith(f"{self._head}.")]:
                 del state[key]
             model.load_state_dict(state, assign=True)
-        except Exception as error:  # of many types: the file may hold anything
+        except Exception as error:  # the file may contain anything, and raise errors of many types
             reason = str(error).strip().rpartition("\n")[2].strip()
             message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
             raise UserError(f"{message}: save its model.state_dict() with torch.save") from error
         return model
 
-    @torch.no_grad()  # not inference_mode, whose tensors could not be trained on
+    @torch.no_grad()  # not inference_mode: its tensors cannot be used in training
     def _compute(self) -> Splits:
         self.images.prepare()
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -154,7 +154,7 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""A source of features. It has `feature_dim` and `content`, a hash that does not depend on where their files lie."""
+"""A source of features, with `feature_dim` and `content`, a hash that does not depend on the location of files."""
 
 
 class SetBatches(Batches):
@@ -166,12 +166,16 @@ class SetBatches(Batches):
     >>> features[3, 2].tolist(), positions[3].item()
     ([3.0], 2)
 
-    Row r is the anomaly of set r. The other S − 1 images are different images of one other class, drawn uniformly.
-    Shuffled, for training, the sets of each batch are drawn from torch's default generator, which `Batches` seeds;
-    otherwise all sets are drawn once, from the seed alone.
+    Image r is the anomaly of set r. The other S − 1 images are different images of one other class, drawn uniformly.
+    With `shuffle` (training), sets are drawn for each batch from torch's default generator, which `Batches` seeds.
+    Without `shuffle`, all sets are drawn once, and depend only on the seed.
 
-    Each class of `labels`, int64 (rows,), has at least S − 1 = `set_size` − 1 rows of `features`, (rows, feature_dim).
-    `last` puts the anomaly last, not at a random position.
+    Args:
+        features: float32 (images, feature_dim).
+        labels: classes of the images, int64 (images,); a class must have at least `set_size` − 1 images.
+        set_size: S, the number of images in a set.
+        last: whether the anomaly is last in the set, instead of at a random position.
+        settings: further arguments of `Batches`.
     """
 
     rows_on_host = True
@@ -189,13 +193,16 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # stream 0 splits the data
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # seed 0 is for the split
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw the sets whose anomalies are `rows` (B,): rows of images (B, S) and the anomalies' positions (B,)."""
+        """Draw the sets whose anomalies are the images `rows`, (B,).
+
+        Returns the numbers of the images, (B, S), and the positions of the anomalies, (B,).
+        """
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)
@@ -210,22 +217,23 @@ class SetBatches(Batches):
 
 
 class SetAnomalies(TaskData):
-    """Sets of image features with one image of another class: float32 (B, S, feature_dim) and its position, int64 (B,).
+    """Sets of image features with one anomaly: float32 (B, S, feature_dim), and its position, int64 (B,).
 
-    In an epoch every image of a split is the anomaly once. Training sets are drawn anew each time, the sets of
-    validation and test once, from the seed. The features are computed once by a pretrained network and kept on disk.
+    The anomaly is an image of another class than the rest of the set. In an epoch, every image of a split is the
+    anomaly of one set. Training sets are drawn anew in every epoch. Validation and test sets are drawn once, from the
+    seed. A pretrained network computes the features once, and they are cached on disk.
 
     Args:
-        dataset: cifar100, or any other set of `Images`.
-        root: a folder of your own images instead: train/ and test/ with one sub-folder per class; or hf:NAME, a data
-            set of Hugging Face.
-        backbone: the network that computes the features, any classifier of torchvision.
-        weights: a file of your own weights, a state dict of the backbone; default: torchvision's, downloaded.
-        features: a file of features computed elsewhere, instead of images and backbone:
+        dataset: cifar100, or another data set that `Images` accepts.
+        root: folder of your own images, with train/ and test/, and in them one subfolder per class; or hf:NAME, a
+            Hugging Face data set. Replaces `dataset`.
+        backbone: network that computes the features, the name of a torchvision classifier.
+        weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
+        features: path of a file of features, which replaces images and backbone. Make it with
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
-        set_size: images of a set, including the anomaly.
-        anomaly_position: random, or last as in the public tutorial, where kv+pos finds it without looking at images.
-        val_size: the fraction of the training images of each class to validate on.
+        set_size: number of images in a set, including the anomaly.
+        anomaly_position: random; or last, as in the public tutorial, where kv+pos finds it from its position alone.
+        val_size: fraction of each class's training images that is used for validation.
     """
 
     task_name = "anomaly"
@@ -247,18 +255,18 @@ class SetAnomalies(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         if set_size < 3:
-            raise UserError(f"set_size={set_size} must be at least 3: in a set of two, neither image is the anomaly")
+            raise UserError(f"set_size={set_size} must be at least 3: of two images, neither is the anomaly")
         if anomaly_position not in ("random", "last"):
             raise unknown("anomaly_position", anomaly_position, ("random", "last"))
         if not 0 < val_size < 1:
-            raise UserError(f"val_size={val_size} must be above 0 and below 1: a fraction of each class")
+            raise UserError(f"val_size={val_size} must be above 0 and below 1: it is a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source: FeatureSource
         if features is None:
             images = open_images(dataset, self.data_dir, optional_path(root))
             self.source = BackboneFeatures(images, backbone, optional_path(weights), self.data_dir)
         elif root or weights:
-            raise UserError(f"features={features} replaces images and network: drop --root and --weights")
+            raise UserError(f"features={features} replaces images and backbone: drop --root and --weights")
         else:
             self.source = FeatureFile(user_path(features))
         self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}
@@ -287,7 +295,7 @@ class SetAnomalies(TaskData):
             if (fewest := int(counts.min())) < self.set_size - 1:
                 raise UserError(
                     f"class {classes[counts.argmin()]} has {fewest} images in the {split} split, too few for "
-                    f"set_size={self.set_size}: choose a smaller one, or another val_size than {self.val_size}"
+                    f"set_size={self.set_size}: choose a smaller set_size, or another val_size than {self.val_size}"
                 )
         return splits
 
@@ -297,7 +305,7 @@ class SetAnomalies(TaskData):
 
 
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Choose the same fraction of every class at random: int64 (N,) → bool (N,)."""
+    """Return a random choice of the same fraction of every class: int64 (N,) → bool (N,)."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -317,10 +325,10 @@ class AnomalyTask(
     warmup=100,
     schedule="cosine",
 ):
-    """Finds the image of another class by a softmax over the set: `SetScorer`, Adam.
+    """Task of finding the image of another class, by a softmax over the set; model `SetScorer`, optimiser Adam.
 
     Args:
-        dropout: of features, residual branches, feed-forward networks and head.
+        dropout: dropout probability in features, residual branches, feed-forward networks and head.
     """
 
     unit = "sets"

@@ -1,4 +1,4 @@
-"""Checks that a model does not use the tokens that it must predict: a user's own attention may ignore the causal flag.
+"""Check that a model does not use the tokens that it must predict; an attention that ignores `causal` uses them.
 
 >>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
 >>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from kvt.system.errors import UserError
 
-TOLERANCE = 1e-3  # relative to the largest output: smaller differences are rounding
-SHORT = 16  # length of a second sequence, in which each token has much weight in an average over all
+TOLERANCE = 1e-3  # relative to the largest output; smaller differences are rounding errors
+SHORT = 16  # length of a second, short sequence, in which a single token has more influence on an average
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager: eval mode, no gradients, no compilation; restores the mode of each module."""
+    """Context manager that sets eval mode, and turns off gradients and compilation; it restores every module's mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -31,13 +31,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Return whether the output of `predict`, int64 (B, N) → (B, N, …), at position i depends on tokens after i.
+    """Return whether an output of `predict`, int64 (B, N) → (B, N, …), at position i changes with tokens after i.
 
-    Adjacent `tokens`, int64 (N,), must differ; the first `SHORT` of them are tried as well.
+    Adjacent `tokens`, int64 (N,), must differ. The test uses all tokens, and the first `SHORT` tokens.
     """
     for length in {min(SHORT, len(tokens)), len(tokens)}:
         starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
-        later = torch.arange(length, device=tokens.device) >= starts  # (3, N), in row r all from its start on
+        later = torch.arange(length, device=tokens.device) >= starts  # (3, N), True from the row's start on
         original = tokens[:length].expand(later.shape)
         changed = torch.where(later, original.roll(1, 1), original)
         if outputs_differ(predict(original)[~later], predict(changed)[~later]):
@@ -46,9 +46,10 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
 
 
 def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
-    """Raise UserError, naming --attn, if an output of `predict`, which calls the model, depends on a later symbol.
+    """Raise UserError, naming --attn, if an output of `predict` depends on a later symbol.
 
-    Sequences of `length` are tried, and short ones, of so many different `symbols`.
+    `predict` must call `model`. The test sequences have at most `length` symbols, which are numbers from 0 to
+    `symbols` − 1.
     """
     tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
     with eval_mode(model):
@@ -57,6 +58,6 @@ def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tens
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:
-    """Return whether outputs differ by more than rounding; NaN counts as equal, `Task` detects divergence."""
+    """Return whether a model's outputs differ by more than rounding errors; NaN counts as equal."""
     tolerance = max(TOLERANCE, 4 * torch.finfo(outputs.dtype).eps)
     return bool((outputs - others).abs().max() > tolerance * outputs.abs().max())

@@ -36,20 +36,22 @@ SHAPE = ("channels", "height", "width")
 class Images(TaskData):
     __doc__ = f"""Images, uint8 (B, C, H, W), and their classes, int64 (B,).
 
-    The validation split is drawn from the training images, from the seed. Training batches are augmented on the model's
-    device: each image has its own random resized crop (scale 0.8–1, ratio 0.9–1.1) and flip.
+    The validation split is a random choice of the training images that depends on the seed. Training images are
+    augmented on the model's device: each image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random
+    horizontal flip.
 
     Args:
         dataset: {", ".join(SETS)}.
-        root: a folder of your own images instead: train/, test/ and, if you like, val/ with one sub-folder per class;
-            or a data set of Hugging Face, hf:NAME, which may be a folder, or hf:NAME:CONFIGURATION.
-        image_size: of the images of `root`: their shorter side is resized to so many pixels, and their centre cropped
-            to a square; default: all must be of one size.
-        augment: random crops and flips while training.
-        val_size: training images to validate on instead, unless `root` has others: a number, or a fraction if below 1.
-        mean: of the pixels, 0 to 1, for normalisation: one number per channel, or one for all; default: that of the
-            training images in `root`, or that of the set, as in the paper's code.
-        std: standard deviation of the pixels, given like `mean`.
+        root: folder of your own images, with train/, test/ and optionally val/, and in them one subfolder per class; or
+            a Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
+        image_size: size in pixels, only with `root`: the shorter side is resized to it, and the centre is cropped to a
+            square. Default: no resizing, and all images must have the same size.
+        augment: whether training images are randomly cropped and flipped.
+        val_size: number of training images to use for validation instead, or their fraction if below 1. Not used if
+            `root` has val/.
+        mean: mean of the pixels, from 0 to 1, for normalisation; one number per channel, or one for all. Default: the
+            mean of the training images in `root`, or of the known data set, as in the paper's code.
+        std: standard deviation of the pixels, for normalisation, given and with defaults as `mean`.
     """
 
     path_settings = ("data_dir", "root")
@@ -75,7 +77,7 @@ class Images(TaskData):
         require_positive(val_size=val_size)
         if not self.source.has_classes:
             remedy = "other commands need train/<class>/ and test/<class>/"
-            self.only_predict = f"{root} has images without classes, for kvt predict alone: {remedy}"
+            self.only_predict = f"{root} has images without classes, which only kvt predict accepts: {remedy}"
             return
         channels = self.source.shape[0]
         usual = {} if None not in (mean, std) else self._measured() if root else self._usual(dataset)
@@ -90,9 +92,10 @@ class Images(TaskData):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings that name mean and deviation, as they all did once; None is those measured on a root.
+        """Return settings with mean and std as numbers for a known set, and None if they are measured on `root`.
 
-        CIFAR's were the default, which stood for those too: if the data have others, they were not used.
+        Older versions recorded CIFAR-10's numbers as default even if `root` was measured. They are replaced by None if
+        the numbers in `spec` differ from them.
         """
         if not settings.get("root"):
             usual = cls._usual(str(settings.get("dataset")))
@@ -108,7 +111,7 @@ class Images(TaskData):
 
     @classmethod
     def _usual(cls, dataset: str) -> dict[str, list[float]]:
-        """Return mean and deviation of a set; nothing if it is not known."""
+        """Return mean and std of a known data set, else an empty dict."""
         known = cls.sets.get(dataset)
         return {"mean": [*known.mean], "std": [*known.std]} if known else {}
 
@@ -129,19 +132,19 @@ class Images(TaskData):
 
     @cached_property
     def _training(self) -> dict[str, tuple[Tensor, ...]]:
-        """The images to train and to validate on, with their classes."""
+        """The images and classes of the splits "train" and "val"."""
         images, labels = self.source.load("train")
         if "val" in self.source.splits:
             return {"train": (images, labels), "val": self.source.load("val")}
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(f"val_size={self.val_size} leaves no image of {len(labels)} to train or to validate on")
+            raise UserError(f"val_size={self.val_size} of {len(labels)} images leaves a split empty: choose another")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
         return {split: (images[rows], labels[rows]) for split, rows in parts.items()}
 
     def _measured(self) -> dict[str, list[float]]:
-        """Return mean and standard deviation of each channel over the pixels to train on."""
+        """Return mean and standard deviation of the training images' pixels, for each channel."""
         self.source.prepare()
         images, _ = self._training["train"]
         levels = torch.arange(256, dtype=torch.double) / 255
@@ -171,12 +174,15 @@ class ImageTask(
     dropout=0.0,
     schedule="multistep",
 ):
-    """Classifies images: `ViT`, Adam, the rate divided by ten at milestones that the paper's runs never reach.
+    """Task of classifying images; model `ViT`, optimiser Adam.
+
+    The default schedule divides the learning rate by ten at milestones, which lie beyond the paper's number of epochs.
 
     Args:
-        pool: what the head reads: class, the class token, or mean, that of the patches.
+        pool: input of the classification head: class (the output of the class token) or mean (the mean over the outputs
+            of the patches).
         patch: side of a patch in pixels; must divide height and width of the images.
-        milestones: epochs after which the schedule multistep divides the rate by ten.
+        milestones: epochs after which the schedule multistep divides the learning rate by ten.
     """
 
     unit = "images"
@@ -194,7 +200,7 @@ class ImageTask(
         require_probability(smoothing=smoothing)
         require_positive(**{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
         self.smoothing, self.milestones, self.patch = smoothing, milestones, patch
-        for name in ("mean", "std"):  # of grey levels 0 … 255, (C or 1, 1, 1)
+        for name in ("mean", "std"):  # for grey levels from 0 to 255, (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
         shape = {name: spec[name] for name in SHAPE}
         tokens = count_tokens(spec["height"], spec["width"], patch)
@@ -203,19 +209,20 @@ class ImageTask(
         return ViT(make_attention, **shape, **sizes, **self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) in grey levels 0 … 255, uint8 or float → logits (B, classes)."""
+        """Return the logits, (B, classes), of images with grey levels from 0 to 255, uint8 or float, (B, C, H, W)."""
         normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def predict(self, inputs: Tensor | Image.Image | str | Path | list[Any]) -> Tensor:
-        """Return the most probable class of each image, int64 (B,); `class_title` has its name.
+        """Return the most probable class of each image, int64 (B,); `class_title` returns the name of a class.
 
         Args:
-            inputs: grey levels 0 … 255, (B, C, H, W) or of one image (C, H, W); or a PIL image, or a file, whose
-                shorter side is resized and whose centre is cropped if its size is another; or a list of these.
+            inputs: a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image, or the path of an
+                image file; or a list of these. A PIL image or file of another size than the training images is resized,
+                and its centre is cropped.
 
         Raises:
-            UserError: the numbers are no grey levels, or of another shape, or the file is no image.
+            UserError: the tensor has another shape, or values that are not grey levels; or the file is not an image.
         """
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
         if isinstance(inputs, list):
@@ -236,12 +243,12 @@ class ImageTask(
         if images.is_floating_point() and not (images.min() >= 0 and 1 < images.max() <= 255):
             low, high = images.min().item(), images.max().item()
             raise UserError(
-                f"images are {low:.4g} to {high:.4g}: expected grey levels from 0 to 255: times 255, if from 0 to 1"
+                f"images are {low:.4g} to {high:.4g}: expected levels from 0 to 255: multiply by 255 if they are 0 to 1"
             )
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
-        """Return the name of the most probable class of each image, its probability, and the target, "" if unknown."""
+        """Return the most probable class of each image by name, its probability, and the target, "" if unknown."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 
@@ -254,7 +261,7 @@ class ImageTask(
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        # what the class token attends to, patch by patch
+        # row 0 of the map: the attention of the class token to the patches
         image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.patch
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)

@@ -1,7 +1,7 @@
-"""Language models: of characters, of numbers in words (Borji 2023, §3.4), and of texts of any size.
+"""Language models of characters and of numbers in words (Borji 2023, §3.4), and of texts of any size.
 
-A text becomes a stream of tokens, the stream windows, the windows batches. What a token is, and where the windows
-begin, is all that the kinds of text differ in.
+A text is encoded as a stream of tokens, which is cut into windows; a batch contains several windows. The kinds of text
+differ only in their tokens and in the positions where windows begin.
 
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
@@ -10,9 +10,9 @@ begin, is all that the kinds of text differ in.
 ...     task.vocabulary.text(inputs[0].tolist()), task.vocabulary.text(targets[0].tolist())
 ('eighty four . eight thousand', 'four . eight thousand eighty')
 ('eighty five . eight thousand', 'five . eight thousand eighty')
->>> task(inputs).shape  # logits of the word after each
+>>> task(inputs).shape  # the logits of the next word, at each of 5 positions
 torch.Size([1, 5, 30])
->>> len(list(task.write("seven thousand", tokens=3)))  # the prompt, and three words more
+>>> len(list(task.write("seven thousand", tokens=3)))  # the prompt and three new words
 4
 """
 
@@ -67,15 +67,16 @@ SHAKESPEARE = Remote(
 )
 OBJECTIVES = ("causal", "masked")
 MASK = b"<mask>"
-"""The text shown for a hidden token, the last in the vocabulary of a masked model."""
+"""The text of the mask token, the last token in the vocabulary of a masked language model."""
 Rows = tuple[Tensor, Tensor, Tensor]
-"""Where windows begin, int64 (R,), where the text of each ends, int64 (R,), and the stream of tokens, (T,)."""
+"""Positions where windows begin and where their texts end, int64 (R,) both, and the tokens of a text, (T,)."""
 
 
 class Windows(Batches):
-    """Batches of windows of a stream of tokens: `length` tokens from each start on, and the token that follows each.
+    """Batches of windows of a token stream: `length` tokens from a start position on, and the next tokens as targets.
 
-    A text ends before its stop. Beyond, targets are filled with `filler`, and the inputs of such targets with `fill`.
+    The text of a window ends before its stop position. From there on, targets are `filler`, and the inputs of such
+    targets are `fill`.
 
     >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
     >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):
@@ -88,7 +89,7 @@ class Windows(Batches):
         super().__init__(*rows, **settings)
         self.length, self.fill, self.filler = length, fill, filler
         starts, stops, _ = rows
-        self.whole = bool((starts + length < stops).all())  # then there is nothing to fill
+        self.whole = bool((starts + length < stops).all())  # no window needs filling
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         tokens, real = self._windows(rows)
@@ -98,7 +99,7 @@ class Windows(Batches):
         return tokens[:, :-1].masked_fill(missing, self.fill), tokens[:, 1:].masked_fill(missing, self.filler)
 
     def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `length` + 1 tokens of each row, and which are real, those before its stop, (B, length + 1)."""
+        """Return `length` + 1 tokens of every window, and whether they come before its stop, both (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
@@ -109,7 +110,10 @@ class Windows(Batches):
 
 
 class TokenBatches(Windows):
-    """Batches of windows, their inputs up to the stop, and which of their targets are real, boolean (B, length)."""
+    """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length).
+
+    Unlike in `Windows`, an input is `fill` only from the stop position on.
+    """
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         tokens, real = self._windows(rows)
@@ -118,14 +122,14 @@ class TokenBatches(Windows):
 
 
 class MaskedBatches(Windows):
-    """Batches of windows of a token stream in which some tokens are hidden: inputs, targets, which targets are real.
+    """Batches for masked language models: inputs with masked tokens, targets, and whether a target is real.
 
-    Of the tokens that `Windows` serves in a row, 15 %, at least one, are hidden, and are the targets; the others' are
-    `IGNORE`. In the inputs, a hidden token is `mask` with probability 0.8, any other token below `mask` with 0.1, and
-    stays with 0.1 (Devlin et al. 2019, §3.1).
+    15 % of a window's tokens, at least one, are chosen as targets; the target at all other positions is `IGNORE`. In
+    the inputs, a chosen token is replaced by `mask` with probability 0.8, by another token below `mask` with
+    probability 0.1, and is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
 
-    Training draws from torch's default generator, which `Batches` seeds; otherwise a row's tokens are hidden by (seed,
-    row) alone.
+    In training, the choice comes from torch's default generator, which `Batches` seeds. Otherwise it depends only on
+    the seed and the number of the window.
 
     >>> rows = torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9])
     >>> for part in next(iter(MaskedBatches(*rows, length=6, fill=9, mask=10, batch_size=1, seed=3))):
@@ -147,14 +151,14 @@ class MaskedBatches(Windows):
         inputs, targets = (tokens.masked_fill(~real, beyond) for beyond in (self.fill, self.filler))
         which, how, other = self._uniform(rows).to(inputs.device)  # (B, length) each
         served = targets != IGNORE
-        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # in random order, those that are not served last
+        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # random ranks; padding comes last
         hidden = places < (self.SHARE * served.sum(1, keepdim=True)).round().clamp(min=1)
         others = (inputs + 1 + (other * (self.mask - 1)).long()) % self.mask
         shown = torch.where(how < 1 - self.KEPT, others, inputs).masked_fill(how < self.AS_MASK, self.mask)
         return torch.where(hidden, shown, inputs), targets.masked_fill(~hidden, IGNORE), real & hidden
 
     def _uniform(self, rows: Tensor) -> Tensor:
-        """Return numbers from U(0, 1), float32 (3, B, length)."""
+        """Return random numbers from U(0, 1), float32 (3, B, length)."""
         if self.reseed:
             return torch.rand(3, len(rows), self.length)
         generators = [torch.Generator().manual_seed(derive_seed(self.seed, 1, row)) for row in rows.tolist()]
@@ -162,9 +166,9 @@ class MaskedBatches(Windows):
 
 
 class TextData(TaskData):
-    """Windows of a text's tokens, int64 (B, length), and the tokens that follow each of theirs.
+    """Windows of a text's tokens, int64 (B, length), and the next token of every token, int64 (B, length).
 
-    A subclass implements `load`, which returns the `Rows` of each split. Training drops an incomplete last batch.
+    A subclass implements `load`, which returns the `Rows` of all splits. Training drops an incomplete last batch.
     """
 
     drop_last = True
@@ -173,11 +177,11 @@ class TextData(TaskData):
 
     @property
     def layout(self) -> dict[str, int]:
-        """The settings of `Windows`."""
+        """Keyword arguments of `Windows`."""
         return {"length": self.length}
 
     def adjacent(self, stream: Tensor, first: int, last: int) -> Rows:
-        """Return windows that predict each token from first to last − 1 but the first once."""
+        """Return adjacent windows that predict every token from `first` + 1 to `last` − 1 once."""
         return self.rows(torch.arange(first, max(first, last - 1), self.length), last, stream)
 
     def rows(self, starts: Tensor, stop: int, stream: Tensor) -> Rows:
@@ -192,19 +196,19 @@ class TextData(TaskData):
 
 
 class Characters(TextData):
-    """Windows of a text, int64 (B, length), and the characters that follow each of theirs: "To be" and "o be,".
+    """Windows of characters, int64 (B, length), and the next character of every character: "To be" and "o be,".
 
-    The first part of the text trains, the rest validates, unless the text has a validation split of its own; there is
-    no test split. Training visits the windows that begin at every character, in random order. Validation predicts every
-    character of its part but the first once. The vocabulary is that of the whole text; training learns nothing else of
-    the validation part. Given another text than its run had, whose characters it must know, `kvt validate` measures a
-    checkpoint on all of it.
+    Training uses the first part of the text, and validation the rest, unless the data set has a validation split. There
+    is no test split. Training visits the windows that begin at every character of its part, in random order. Validation
+    predicts every character of its part once, except the first. The vocabulary has the characters of the whole text.
+    `kvt validate` with another text evaluates a checkpoint on the whole text; all characters of the text must be in the
+    checkpoint's vocabulary.
 
     Args:
-        text: your own UTF-8 file; or the documents of a data set of Hugging Face, hf:NAME, which may be a folder, or
-            hf:NAME:CONFIGURATION; default: tiny Shakespeare, 1,115,394 characters, 65 different ones.
-        length: characters of a window: the longest context of the model.
-        val_size: the fraction of the text to validate on.
+        text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
+            where NAME may be a folder. Default: tiny Shakespeare, with 1,115,394 characters, of which 65 are distinct.
+        length: number of characters in a window, which is the longest context of the model.
+        val_size: fraction of the text to validate on.
     """
 
     path_settings = ("data_dir", "text")
@@ -228,7 +232,7 @@ class Characters(TextData):
 
     @cached_property
     def parts(self) -> tuple[str, str]:
-        """The training part of the text, and the validation part."""
+        """The training part and the validation part of the text."""
         if self.path and is_hub(self.path):
             texts = read_texts(str(self.path))
             if "val" in texts:
@@ -241,11 +245,11 @@ class Characters(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
-        train, val = map(build_vocab, self.parts)  # most frequent first, those only in the validation part last
+        train, val = map(build_vocab, self.parts)  # characters that occur only in the validation part come last
         return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def prepare_data(self) -> None:
-        _ = self.parts  # downloads them
+        _ = self.parts  # downloads the text
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         text, cut = "".join(self.parts), len(self.parts[0])
@@ -273,15 +277,15 @@ def spell(number: int) -> str:
 
 
 class HumanNumbers(TextData):
-    """Adjacent windows of the counting text, int64 (B, length), and the word that follows each word, int64 (B, length).
+    """Adjacent windows of numbers in words, int64 (B, length), and the next word of every word, int64 (B, length).
 
-    The first windows train, the rest validate; there is no test split. The last words, which fill no window, are left
-    out. Training drops an incomplete last batch.
+    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation the rest. There is no
+    test split. Words at the end that do not fill a window are left out. Training drops an incomplete last batch.
 
     Args:
-        length: words of a window.
-        val_size: the fraction of the windows to validate on.
-        data_dir: not used, the text is generated.
+        length: number of words in a window.
+        val_size: fraction of the windows to validate on.
+        data_dir: not used: the text is generated.
     """
 
     task_name = "human_numbers"
@@ -292,13 +296,13 @@ class HumanNumbers(TextData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
-        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # which the published text lacks
+        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # missing in the published text
         self.text = " . ".join(numbers).split()  # 63,095 words
         self.spec = {"vocab": build_vocab(self.text), "length": length}
 
     @classmethod
     def chance(cls, **settings: Any) -> float:
-        """Return the share of the commonest words of the last fifth of the text, "." and "thousand"."""
+        """Return the share of ".", or equally "thousand", the most frequent words in the last fifth of the text."""
         return 0.152
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -307,34 +311,35 @@ class HumanNumbers(TextData):
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
             split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
-            raise UserError(f"{split}: both splits need at least one")
+            raise UserError(f"{split}: both splits need at least one window")
         cut, last = (windows * self.length + 1 for windows in (train_size, whole))
         return {"train": self.adjacent(stream, 0, cut), "val": self.adjacent(stream, cut - 1, last)}
 
 
 class TextTokens(TextData):
-    """Windows of tokens of a text, or of a folder of texts; each document ends with `<|endoftext|>`.
+    """Windows of tokens of a text or of a folder of texts; `<|endoftext|>` follows every document.
 
-    They are computed once, and read from a file that is mapped into memory: a text may be larger than that. The last
-    documents validate, in a folder a random choice; there is no test split. Given another text than its run had,
-    `kvt validate` measures a checkpoint on all of it, in the checkpoint's own tokens.
+    The text is encoded once, into a memory-mapped file, so that it may be larger than the memory. Validation uses the
+    last documents; those of a folder are a random choice. There is no test split. `kvt validate` with another text
+    evaluates a checkpoint on the whole text, with the checkpoint's tokenizer.
 
     Args:
-        text: a UTF-8 file, or a folder of them; or the rows of a data set of Hugging Face, hf:NAME, which may be a
-            folder, or hf:NAME:CONFIGURATION; default: the modules of Python's standard library.
-        pattern: of the names of files in the folder, as a shell has it.
-        separator: what stands between documents within a file; default: a file is one document.
-        tokenizer: bytes; bpe: byte pairs learned from the text; or your own tokenizer.json, of a byte-level BPE, or its
-            content, as `task.vocabulary.definition` of a trained task has it.
-        vocab_size: tokens of bpe at most; a short text has fewer.
-        length: tokens of a window.
-        loss_on: real: documents are packed, one after the other, and each token of a split but the first is predicted.
-            all: a row is a document, cut at `length` + 1 tokens or filled with `<|endoftext|>`, which is predicted,
-            too, as in the code of "Do Transformers Need Three Projections?" (2026).
-        objective: causal: each token is predicted from those before it. masked: 15 % of the tokens are hidden, and
-            predicted from all others, as in BERT; for validation by the seed, always the same.
-        val_size: the fraction of the text to validate on, in bytes, which is the same whatever the tokenizer; 1: all of
-            it, to measure a trained model.
+        text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set whose rows are documents,
+            hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Default: the modules of Python's standard
+            library.
+        pattern: shell pattern of the names of files in the folder, such as *.txt.
+        separator: string between the documents of a file; default: every file is one document.
+        tokenizer: bytes; or bpe, byte pairs learned from the text; or the path or the content of the tokenizer.json of
+            a byte-level BPE. `task.vocabulary.definition` is this content for a trained task.
+        vocab_size: largest number of tokens for bpe; a short text gives fewer.
+        length: number of tokens in a window.
+        loss_on: real: windows are cut from the concatenated documents, and every token of a split except the first is
+            predicted. all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`; the
+            padding is predicted, too, as in the code of "Do Transformers Need Three Projections?" (2026).
+        objective: causal: every token is predicted from the tokens before it. masked: 15 % of the tokens are masked and
+            predicted from all other tokens, as in BERT; the validation split always has the same masked tokens.
+        val_size: fraction of the text to validate on, counted in bytes, so that it does not depend on the tokenizer;
+            1: the whole text, to evaluate a trained model.
     """
 
     windows = TokenBatches
@@ -372,7 +377,7 @@ class TextTokens(TextData):
         path = optional_path(text) or LIBRARY
         if is_hub(path) and (separator or pattern != "*"):
             raise UserError(
-                f"--text {text}: each row is a document: drop --separator and --pattern, which are for files"
+                f"--text {text}: every row is a document: drop --separator and --pattern, which are for files"
             )
         self.corpus = HubCorpus(path) if is_hub(path) else Corpus(path, pattern, separator)
         name = base_name(str(path)) if is_hub(path) else path.stem
@@ -380,16 +385,16 @@ class TextTokens(TextData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """The tokenizer: that of `spec`, which may be a checkpoint's."""
+        """The tokenizer of `spec`, which may come from a checkpoint."""
         return tokens_of(self.spec["tokenizer"], self.tokenizer)
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        masked = {"objective": "masked"} if self.objective == "masked" else {}  # so that other specs are as they were
+        masked = {"objective": "masked"} if self.objective == "masked" else {}  # causal: the spec of older versions
         return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:
-        """Return the definition of the tokens; byte pairs are learned at the first time."""
+        """Return the definition of the tokenizer; byte pairs are learned at the first call and cached."""
         if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
             return self.tokenizer
         path = user_path(self.tokenizer)
@@ -415,7 +420,7 @@ class TextTokens(TextData):
             return {"val": self._rows(stream, documents, 0, len(stream))}
         wanted = file.cut or start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
-        cut = int(later[0]) if len(later) else wanted  # of a single document, its last part
+        cut = int(later[0]) if len(later) else wanted  # a single document is cut
         if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
             sizes = f"length={self.length} and val_size={self.val_size}"
             raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
@@ -423,7 +428,7 @@ class TextTokens(TextData):
         splits = {split: self._rows(stream, documents, *part) for split, part in parts.items()}
         if not all(len(starts) for starts, *_ in splits.values()):
             found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
-            remedy = f"name more files, or a --separator, or choose a greater --val_size than {self.val_size}"
+            remedy = f"add files, or give a --separator, or choose a greater --val_size than {self.val_size}"
             raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs one in each split: {remedy}")
         return dict(splits)
 
@@ -433,7 +438,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def _rows(self, stream: Tensor, documents: Tensor, first: int, last: int) -> Rows:
-        """Return the rows of the tokens from first to last − 1: adjacent windows, or a document each."""
+        """Return the windows of the tokens from `first` to `last` − 1: adjacent windows, or one for each document."""
         if self.loss_on == "real":
             return self.adjacent(stream, first, last)
         starts = documents[(documents >= first) & (documents < last)]
@@ -441,9 +446,10 @@ class TextTokens(TextData):
 
 
 class LanguageTask(BlockTask, Classification):
-    """Predicts every token of a text from those before it; a batch is (tokens, next tokens), int64 (B, N) each.
+    """Task of predicting every token of a text from the tokens before it.
 
-    A subclass sets the model, and the vocabulary, which encodes and decodes texts.
+    A batch is (tokens, next tokens), both int64 (B, N). A subclass sets `model`, and `vocabulary`, which encodes and
+    decodes texts.
     """
 
     unit = "tokens"
@@ -471,13 +477,13 @@ class LanguageTask(BlockTask, Classification):
         return count
 
     def num_read(self, batch: Any) -> int | Tensor:
-        """Return the number of tokens in a batch: if tokens are hidden, these alone are predicted."""
+        """Return the number of tokens in a batch; a masked model predicts only some of them."""
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
-        """Return the text of each window, what follows each token, and the likeliest tokens instead.
+        """Return as text: the window, the target tokens, and the most likely tokens at the same positions.
 
-        If tokens are hidden: the window with `<mask>` for them, those tokens, and the likeliest ones.
+        For a masked model, the window has `<mask>` at masked positions, and the targets are the masked tokens.
         """
         inputs, targets = batch[:2]
         asked = targets != IGNORE
@@ -492,24 +498,25 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one, each token its own target; raise UserError if it fits into no window."""
+        """Return a text as a batch of one window; raise UserError if it has too many tokens.
+
+        The targets equal the inputs.
+        """
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
-            raise UserError(
-                f"--prompt: {len(tokens)} tokens: pass from 2 to {longest}, as many as the model's window has"
-            )
+            raise UserError(f"--prompt: {len(tokens)} tokens: pass from 2 to {longest} tokens, the model's window")
         batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **settings: Any) -> Iterator[str]:
-        """Yield the prompt, by default the most frequent symbol, then each symbol as it is drawn, in eval mode.
+        """Yield the prompt, then every new token as text; put the task in eval mode first.
 
-        What is added ends with `stop`, if that comes before as many tokens have been drawn. The settings are those of
-        `kvt.models.generation.sample`.
+        An empty prompt stands for the most frequent symbol. The text ends after `tokens` new tokens, or after the first
+        new occurrence of `stop`. `settings` are further arguments of `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
-            raise UserError("a masked language model writes no text, it fills in: kvt predict shows what")
+            raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
         drawn = sample(self.model, begun, tokens, generator=generator, **settings)
@@ -517,11 +524,11 @@ class LanguageTask(BlockTask, Classification):
         return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
-        """Return the text that `write` continues, with the same settings."""
+        """Return the prompt and the new text as one string, with the arguments of `write`."""
         return "".join(self.write(prompt, tokens, **settings))
 
     def sample(self) -> str | None:
-        """Return two hundred symbols as a Markdown code block, always from the same random numbers."""
+        """Return 200 generated tokens as a Markdown code block, always with the same random seed."""
         if not self.model.causal:
             return None
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
@@ -531,7 +538,7 @@ class LanguageTask(BlockTask, Classification):
 
 
 def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
-    """Yield parts of a text until they contain `stop`, of the last one as much.
+    """Yield parts of a text up to and including the first `stop`.
 
     >>> "".join(_up_to(["ab", "c", "de"], "cd"))
     'abcd'
@@ -546,11 +553,11 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
 
 
 class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout=0.2, lr=5e-4):
-    """Predicts the next character with a `CausalLM`; Adam.
+    """Task of predicting the next character; model `CausalLM`, optimiser Adam.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        dropout: of attention weights, attention output and feed-forward networks.
+        dropout: dropout probability in attention weights, attention output and feed-forward networks.
     """
 
     metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
@@ -570,12 +577,12 @@ class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout
 
 
 class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
-    """Predicts the next word with a `CausalLM`, its head tied and without final norm; Adam.
+    """Task of predicting the next word; model `CausalLM` with a tied head and without final norm, optimiser Adam.
 
     Args:
         positions: sinusoidal, learned, rotary (RoPE) or none.
-        dropout: of embeddings and attention output.
-        feed_forward_dropout: of the feed-forward networks' output.
+        dropout: dropout probability in embeddings and attention output.
+        feed_forward_dropout: dropout probability in the output of feed-forward networks.
     """
 
     def make_model(
@@ -598,25 +605,28 @@ SIZES = {  # width, layers, heads
 
 
 class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100, schedule="cosine_to_tenth"):
-    """A GPT-2 with any attention: `CausalLM` with GELU, a tied head, initialised by `kvt.models.init.gpt2`.
+    """Task of predicting the next token with a GPT-2 that has any attention.
 
-    If the data hide tokens, it attends to both sides, and has one more symbol that stands for them.
+    The model is a `CausalLM` with GELU and a tied head, initialised by `kvt.models.init.gpt2`. If the data mask tokens,
+    the model attends to both sides, and has a mask token.
 
-    Loss, accuracy and ppl are over all targets that the data serve; real_ppl, and bpb, the bits per byte of text, which
-    can be compared across tokenizers, over all targets but padding; padding is the share of the others. A batch is
-    tokens and the targets at each, int64 (B, N), and which of these are real.
+    A batch is tokens and targets, both int64 (B, N), and whether a target is real, boolean (B, N); a target that is not
+    real is padding. Loss, accuracy and ppl are means over all targets. real_ppl (perplexity) and bpb (bits per byte of
+    text, which is comparable across tokenizers) are means over real targets. padding is the share of padding among the
+    targets.
 
     Args:
-        size: tiny: 128 wide, 4 layers, 4 heads, 1 million parameters; small: 384, 6, 6, 11 million; base: 768, 12, 12,
-            85 million and the embeddings; follow-up: 1024, 20, 16, 252 million and the embeddings.
-        dim: width, if not that of the size.
-        depth: layers, if not those of the size.
-        heads: attention heads, if not those of the size.
+        size: tiny (width 128, 4 layers, 4 heads, 1 million parameters), small (384, 6, 6, 11 million), base (768, 12,
+            12, 85 million and the embeddings) or follow-up (1024, 20, 16, 252 million and the embeddings).
+        dim: width of the model; default: given by `size`.
+        depth: number of layers; default: given by `size`.
+        heads: number of attention heads; default: given by `size`.
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        dropout: of attention weights, attention output and feed-forward networks.
-        share_layers: so many layers have the keys and values of the lowest of them, each with its own query, as in
-            Cross-Layer Attention and Gemma 4: 2 halves the cache.
-        recompute: keep the inputs of layers alone in training, and compute the rest again: less memory, a third slower.
+        dropout: dropout probability in attention weights, attention output and feed-forward networks.
+        share_layers: number of consecutive layers that share the keys and values of the first of them, as in
+            Cross-Layer Attention and Gemma 4; every layer has its own queries. 2 halves the cache.
+        recompute: activation checkpointing: store only the inputs of layers in training, and recompute the rest in the
+            backward pass. Takes less memory, and is a third slower.
     """
 
     metrics = (
@@ -662,7 +672,7 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
         computed, (_, targets, real) = super().compute_metrics(batch), batch
         if self.training:
             return computed
-        # to choose real ones, the host waits for the GPU
+        # only in eval mode: selecting real targets makes the CPU wait for the GPU
         nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
         total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
         padding = {"padding": (served - reals, served)}

@@ -26,7 +26,7 @@ from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
-TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1, 7] becomes:
+TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # the target of [4, 3, 9, 8, 1, 7] is:
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
     "sort": lambda digits, _: digits.sort(-1).values,  # [1, 3, 4, 7, 8, 9]
     "swap": lambda digits, _: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9], the halves exchanged
@@ -35,15 +35,15 @@ TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # [4, 3, 9, 8, 1
     "shift": lambda digits, data: digits.roll(-data.by, -1),  # [3, 9, 8, 1, 7, 4]
     "permute": lambda digits, data: digits[..., data.permutation],  # [1, 4, 7, 9, 3, 8] with cycle 3 and seed 0
 }
-"""What each task makes of lists of digits, int64 (…, length)."""
+"""Functions that return the target lists of lists of digits, int64 (…, length), by the name of the task."""
 
 
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
     """Return a random permutation π of `length` positions with ⌊length / cycle⌋ cycles of `cycle` positions.
 
-    The positions that are left over stay where they are. Cycles of 1 make π the identity, of 2 an involution.
+    The remaining positions are fixed points. With cycle = 1, π is the identity; with cycle = 2, π is its own inverse.
 
-    >>> permutation(7, 3, seed=0)  # 0 → 5 → 4 → 0, 2 → 6 → 3 → 2, and 1
+    >>> permutation(7, 3, seed=0)  # 0 → 5 → 4 → 0, 2 → 6 → 3 → 2, and 1 → 1
     tensor([5, 1, 6, 2, 0, 4, 3])
     """
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
@@ -54,19 +54,19 @@ def permutation(length: int, cycle: int, seed: int) -> Tensor:
 
 
 class DigitLists(TaskData):
-    """Uniformly random lists of digits and the lists that a task makes of them: int64 (B, length), twice.
+    """Random lists of digits, int64 (B, length), and their target lists, int64 (B, length).
 
-    A list may occur twice in a split, but never in two splits: it is drawn again if an earlier split has it.
+    A list may occur twice in a split, but never in two splits: a list of an earlier split is drawn again.
 
     Args:
-        task: reverse, sort, swap, sub or copy; shift or permute, which move digit π(i) to place i.
-        length: digits of a list; even for swap.
-        by: of shift: π(i) = i + by, around the end.
-        cycle: of permute: π is a `permutation` in cycles of this length, another one for each seed.
-        train_size: lists to train on; an incomplete last batch of an epoch is dropped.
-        val_size: lists to validate on.
-        test_size: lists to test on.
-        data_dir: not used, the lists are generated.
+        task: reverse, sort, swap, sub, copy, shift or permute. shift and permute move digit π(i) to position i.
+        length: number of digits in a list; must be even for swap.
+        by: for shift: π(i) = (i + by) mod length.
+        cycle: for permute: π is a random permutation with cycles of this length, and depends on the seed.
+        train_size: number of training lists; an incomplete last batch of an epoch is dropped.
+        val_size: number of validation lists.
+        test_size: number of test lists.
+        data_dir: not used: the lists are generated.
     """
 
     drop_last = True
@@ -90,7 +90,7 @@ class DigitLists(TaskData):
         require_positive(length=length, cycle=cycle, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):
-            raise UserError(f"length={length} makes 10^{length} lists, fewer than train_size + val_size + test_size")
+            raise UserError(f"length={length} gives 10^{length} lists, fewer than train_size + val_size + test_size")
         if task == "swap" and length % 2:
             raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
         if task == "permute" and cycle > length:
@@ -112,20 +112,20 @@ class DigitLists(TaskData):
         return digits, self.targets(digits)
 
     def targets(self, digits: Tensor) -> Tensor:
-        """Return what the task makes of lists of digits, int64 (…, length)."""
+        """Return the target lists of lists of digits: int64 (…, length) → int64 (…, length)."""
         return TASKS[self.task_name](digits, self)
 
     @property
     def permutation(self) -> Tensor:
-        """The permutation π of the task permute, int64 (length): digit π(i) moves to place i."""
+        """The permutation π of the task permute, int64 (length): digit π(i) moves to position i."""
         return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 
 class ListTask(BlockTask, Classification, norm="post", expansion=2, warmup=5, schedule="cosine"):
-    """Labels every digit of a list: `ListTagger`, Adam.
+    """Task of labelling every digit of a list; model `ListTagger`, optimiser Adam.
 
     Args:
-        dropout: of residual branches, feed-forward networks and head.
+        dropout: dropout probability in residual branches, feed-forward networks and head.
     """
 
     unit = "tokens"

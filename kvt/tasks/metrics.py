@@ -1,4 +1,4 @@
-"""What a task measures, declared once for logs, the best checkpoint, tables and figures."""
+"""Metrics of tasks, described for logs, the choice of the best checkpoint, tables and figures."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from kvt.system.errors import UserError
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
-"""Type of sums: float32 stops counting at 2²⁴, but Apple's GPUs have nothing wider."""
+"""Data type of sums: float64, since float32 cannot count beyond 2²⁴; Apple's GPUs have only float32."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a task is judged by.
+    """Description of a metric of a task.
 
     >>> Metric("squared_error", better="less").label
     'squared error'
@@ -27,14 +27,16 @@ class Metric:
     'accuracy 4 places back'
 
     Args:
-        name: of its columns, behind the stage: val/NAME. In place of {} stands each of the task's `bins`.
-        label: its name in tables and figures; default: the name.
-        unit: of its values, such as nats.
-        better: whether "more" or "less" of it is better; None: nobody knows, reports give no verdict.
-        how: mean: over all predictions of a stage. exp: e to the power of the mean, compared by logarithms. recorded:
-            the task computes it at the end of a stage, and calls `record`.
-        highest: the highest value it can have. A point, the unit of differences, is a hundredth of it, or 0.01.
-        stages: those in which it is measured.
+        name: name in logs and tables, after the stage: val/NAME. If it contains {}, there is one metric for each of the
+            task's `bins`, which replace {}.
+        label: name in the text of tables and figures; default: `name` with spaces for underscores.
+        unit: unit of the values, such as nats.
+        better: "more" or "less"; None: reports do not say which value is better.
+        how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; values are compared
+            by their logarithms. "recorded": the task computes the metric at the end of a stage, and calls `record`.
+        highest: the highest possible value. Differences are given in points of highest / 100, or of 0.01 if there is no
+            highest value.
+        stages: stages in which the metric is computed.
     """
 
     name: str
@@ -52,17 +54,17 @@ class Metric:
         object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
-        """Return this metric, of one bin if it has several, if that is its name; else None."""
+        """Return this metric if it has the given name, or its bin that has the name; else None."""
         same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
         return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
 
     @property
     def point(self) -> float:
-        """The unit of differences."""
+        """The unit in which differences are given."""
         return self.highest / 100 if isfinite(self.highest) else 0.01
 
     def scaled(self, values: Any) -> Any:
-        """Return what is subtracted to compare values: themselves, or their logarithms."""
+        """Return the values on the scale on which differences are taken: logarithms for "exp", else unchanged."""
         return np.log(values) if self.how == "exp" else values
 
     @property
@@ -80,7 +82,7 @@ class Metric:
         return f"{number:.{places}f}" if isfinite(number) else "–"
 
     def points(self, difference: float) -> str:
-        """Format a difference of two values, in points; NaN and infinity are a dash."""
+        """Format a difference of two values in points; NaN and infinity give a dash."""
         if not isfinite(difference):
             return "–"
         text = f"{difference / self.point:+.2f}"
@@ -93,10 +95,10 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 
 
 class Mean(torchmetrics.Metric):
-    """The ratio Σ total / Σ weight over all batches and processes, of one number or of each bin. NaN stays NaN.
+    """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
 
-    torchmetrics' MeanMetric searches every update for NaN, which makes the host wait for the GPU; told not to
-    (nan_strategy="disable"), it ignores the weights (version 1.9).
+    A NaN makes the result NaN. torchmetrics' MeanMetric is not used: it checks every update for NaN, which makes the
+    CPU wait for the GPU. With nan_strategy="disable" it ignores the weights (version 1.9).
     """
 
     full_state_update = False
@@ -117,13 +119,13 @@ class Mean(torchmetrics.Metric):
         return self.total / self.weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        # follow the model to its device, but not to half precision
+        # moves with the model to another device, but is never converted to half precision
         device = fn(torch.empty(0, device=self.device)).device
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
 
 def by_bin(values: Tensor, bins: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the sums of values (n) in each bin 0 … count − 1, given their bins, int64 (n), and how many there are.
+    """Return for every bin 0 … count − 1 the sum and the number of its values; `bins` are the values' bins, int64 (n).
 
     >>> by_bin(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 2, 0]), 3)
     (tensor([2., 0., 0.], dtype=torch.float64), tensor([2, 0, 1]))

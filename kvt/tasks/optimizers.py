@@ -1,4 +1,4 @@
-"""The optimiser of a task, from the settings of its run; two of them for one that takes matrices alone."""
+"""Make the optimiser of a task, with a second one for weights that the first does not support."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ DEFAULT = "torch.optim.Adam"
 
 
 class Together(Optimizer):
-    """Optimisers of different weights as one, with the parameter groups and the states of all.
+    """Several optimisers of different weights as one optimiser, with the parameter groups and states of all.
 
     Attributes:
         parts: the optimisers, in the order of their groups.
@@ -29,7 +29,7 @@ class Together(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Make this optimiser's groups and states those of its parts."""
+        """Let the parts use this optimiser's parameter groups and state."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups, part.state = [next(groups) for _ in part.param_groups], self.state
@@ -39,7 +39,7 @@ class Together(Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step of each part."""
+        """Make a step with every part."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -50,11 +50,15 @@ class Together(Optimizer):
 
 
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
-    """Return the optimiser that the run names, at the task's `lr`; by default Adam with settings of torch's.
+    """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam.
 
-    It is fused where class and device can do that, unless the run sets `foreach` or `differentiable`. One that refuses
-    to train all weights, such as Muon, trains the matrices in blocks, and the default trains all others. Raises
-    UserError if the class does not take the settings of the run.
+    The fused implementation is used if class and device support it, unless the run sets `foreach` or `differentiable`.
+    An optimiser that does not accept all weights, such as Muon, trains the matrices in blocks, and Adam trains all
+    other weights. Raises UserError if the class does not accept the settings.
+
+    Args:
+        task: the task whose weights are trained.
+        of_adam: arguments of Adam.
     """
     default = {"class_path": DEFAULT, "init_args": of_adam}
     weights = [*task.parameters()]
@@ -76,7 +80,7 @@ def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
 
 
 def matrices_in_blocks(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return weights with several rows and columns in attentions and in the blocks of an `nn.ModuleList`."""
+    """Return the matrices with at least two rows and columns in attentions and in blocks of an `nn.ModuleList`."""
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList | Attention)]
     layers = [layer for block in blocks for layer in block.modules() if not isinstance(layer, nn.Embedding)]
     inside = {id(weight) for layer in layers for weight in layer.parameters(recurse=False)}
@@ -97,6 +101,6 @@ def _made(task: Any, asked: dict[str, Any], weights: Sequence[Tensor]) -> Optimi
 
 
 def _scaled_by_lightning(optimizer: Optimizer) -> Optimizer:
-    """Let Lightning unscale float16 gradients: it refuses to clip gradients that a fused optimiser unscales itself."""
+    """Let Lightning unscale float16 gradients: it cannot clip them if a fused optimiser unscales them itself."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

@@ -1,4 +1,4 @@
-"""The options of all tasks of kvt, declared once: the model's blocks, its attention and the learning rate."""
+"""The arguments that all tasks of kvt share: attention, blocks of the model and learning rate."""
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
@@ -20,36 +20,36 @@ from kvt.tasks.schedules import NEEDS, SCHEDULES
 class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
-    A subclass implements `make_model(spec, …)`, which returns the model. The parameters of `make_model` that have a
-    default are further arguments of the constructor. Keywords of the class statement replace the defaults below:
+    A subclass implements `make_model(spec, …)`, which returns the model. Parameters of `make_model` with a default
+    become further arguments of the constructor. Keywords of the class statement replace the defaults below:
 
         class ListTask(BlockTask, Classification, norm="post", warmup=5):
             def make_model(self, spec, smoothing: float = 0.0): …
 
     Args:
-        spec: what the model must know of the data, `TaskData.spec`; the command line passes it on.
-        attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. Here g and c are a
-            gain and a bias of each key, R(φ) turns the key that asks, and a hat is a norm.
-        attn_kwargs: further arguments of that attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
+        spec: plain values that the model needs from the data, `TaskData.spec`; the command line passes it on.
+        attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. In the formulas, α is
+            the scale of the score, g a gain, c a bias of the keys, R a rotation, and a hat marks a normalised vector.
+        attn_kwargs: further arguments of the attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
             init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.
         pos_dim: channels of the positional encoding of the attention map, for attentions that have one.
-        norm: pre: x + f(LN(x)), or post: LN(x + f(x)).
-        activation: of the feed-forward networks: {", ".join(ACTIVATIONS)}.
-        expansion: width of the feed-forward networks in multiples of that of the model; 0 leaves them out.
-        match: an attention, such as qkv: expansion is then whatever gives the task as many parameters as it has with
-            that attention, without attn_kwargs, to half a percent. Notes of the result name the expansion.
-        dropout: of residual branches and feed-forward networks.
-        smoothing: probability taken from the true class in training, and spread over all.
+        norm: position of the layer norm: pre, x + f(LN(x)), or post, LN(x + f(x)).
+        activation: activation of the feed-forward networks: {", ".join(ACTIVATIONS)}.
+        expansion: width of the feed-forward networks in multiples of the model width; 0 leaves them out.
+        match: name of an attention, such as qkv: sets expansion so that the task has as many parameters as with that
+            attention without attn_kwargs, to within half a percent. The result notes the expansion.
+        dropout: dropout probability in residual branches and feed-forward networks.
+        smoothing: label smoothing: share of the target probability that is spread over all classes in training.
         lr: learning rate.
-        warmup: steps of linear warm-up; one_cycle and multistep have none.
-        schedule: of the rate: {", ".join(name for name in SCHEDULES if name not in NEEDS)}, some
-            tasks {" or ".join(NEEDS)}.
+        warmup: number of training steps of linear warm-up; must be 0 for one_cycle and multistep.
+        schedule: learning-rate schedule: {", ".join(name for name in SCHEDULES if name not in NEEDS)};
+            in some tasks also {" or ".join(NEEDS)}.
     """
 
-    own: ClassVar[Mapping[str, Parameter]] = {}  # the further arguments of the constructor
+    own: ClassVar[Mapping[str, Parameter]] = {}  # the arguments of `make_model` that the constructor takes
     make_model: Callable[..., nn.Module]
 
     def __init__(
@@ -73,7 +73,7 @@ class BlockTask(Task):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "spec", "own", "__class__")}
         given = {**{name: one.default for name, one in self.own.items()}, **given, **own}
-        own = {name: given[name] for name in {**self.own, **own}}  # hyperparameters have those that are not given, too
+        own = {name: given[name] for name in {**self.own, **own}}  # hyperparameters also record defaults
         super().__init__(spec)
         self.options = given
         style = BlockStyle(norm, activation, self.matched(match, expansion))
@@ -82,11 +82,11 @@ class BlockTask(Task):
         self.set_rate(lr, warmup, schedule)
 
     def __init_subclass__(cls, **usual: Any) -> None:
-        """Make the constructor of a subclass: a copy of `BlockTask.__init__` with other defaults and more arguments."""
+        """Give a subclass a constructor: a copy of `BlockTask.__init__` with other defaults and more arguments."""
         super().__init_subclass__()
         init: Any = cls.__init__
         if init.__code__ is not BlockTask.__init__.__code__:
-            return  # a constructor of the subclass
+            return  # the subclass defines a constructor
         *arguments, _ = signature(BlockTask.__init__).parameters.values()
         usual = dict(zip([one.name for one in arguments[2:]], init.__defaults__, strict=True)) | usual
         if "make_model" in vars(cls):
@@ -100,15 +100,16 @@ class BlockTask(Task):
         cls.__init__ = made  # type: ignore[method-assign]
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return the `AttentionFactory` of a model: it has the task's options, and further `settings` of the model."""
+        """Return an `AttentionFactory` with the task's options and further `settings` of the model."""
         own, given = self.options, attention_settings(positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str | None, expansion: Expansion) -> Expansion:
-        """Set and return `expansion`, so that the task has as many parameters as with the attention `match`.
+        """Set and return an expansion with which the task has as many parameters as with the attention `match`.
 
-        Without `match`, it is the given one. Raises UserError if no expansion comes within half a percent.
+        If `match` is None, `expansion` is returned unchanged. Raises UserError if no expansion gives the number of
+        parameters to within half a percent.
         """
         self.expansion = expansion
         if match is None:
@@ -121,16 +122,16 @@ class BlockTask(Task):
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         find_attention(match, "match")
-        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared but what `match` itself shares
+        whole = {"attn_kwargs": None, "share_layers": 1}  # no sharing except by `match` itself
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)
         if not expansion or one == two:
-            raise UserError(f"match={match}: the model has no feed-forward network to widen: give it an --expansion")
+            raise UserError(f"match={match}: the model has no feed-forward network to widen: set --expansion above 0")
         expansion = max(0, 1 + (wanted - one) / (two - one))
         found = count(expansion=expansion)
         numbers = f"{found:,} parameters, {wanted:,} with {match}"
         if abs(found / wanted - 1) > 0.005:
-            raise UserError(f"match={match}: no width of the feed-forward networks fits, the nearest has {numbers}")
+            raise UserError(f"match={match}: no width of the feed-forward networks fits; the nearest has {numbers}")
         self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
         self.expansion = expansion
         return expansion

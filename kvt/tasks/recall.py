@@ -1,11 +1,11 @@
-"""Recall: what stood before is asked again (associative recall, induction heads, MAD's synthetic tasks).
+"""Recall tasks, which ask for earlier symbols: associative recall, induction heads, and MAD's synthetic tasks.
 
 >>> data = Recall(task="mqar", vocab=12, length=8, pairs=2, train_size=4, val_size=2, test_size=2)
 >>> data.setup("fit")
 >>> symbols, answers, distance = batch = next(iter(data.val_dataloader()))
->>> symbols.tolist()  # two keys with their values, then the keys again
+>>> symbols.tolist()  # two pairs of key and value, then the keys again
 [[3, 9, 5, 7, 5, 0, 3, 0], [5, 11, 4, 10, 5, 0, 4, 0]]
->>> answers.tolist()  # the values, where the keys stand again
+>>> answers.tolist()  # the values, at the positions of the repeated keys
 [[-100, -100, -100, -100, 7, -100, 9, -100], [-100, -100, -100, -100, 11, -100, 10, -100]]
 >>> task = RecallTask(data.spec, attn="kv", dim=8)
 >>> computed = task.compute_metrics(batch)
@@ -38,28 +38,28 @@ from kvt.tasks.metrics import Metric, by_bin
 from kvt.tasks.options import BlockTask
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Symbols, answers and distances, int64 (B, N) each."""
+"""Symbols, answers and distances, all int64 (B, N)."""
 
 
 class Questions(NamedTuple):
-    """A batch of sequences and the answers that are asked for in them, int64 (rows, N) each."""
+    """A batch of sequences with questions; the tensors are int64 (rows, N)."""
 
     symbols: Tensor
-    answers: Tensor  # at each place the symbol that is asked for there, else `IGNORE`
-    distance: Tensor  # how many places back the answer stands; 0 where nothing is asked, or it does not stand there
+    answers: Tensor  # the symbol to predict at this position; `IGNORE` without a question
+    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if one is missing
 
 
 def blank(rows: int, length: int) -> Questions:
-    """Return sequences of zeros without a question."""
+    """Return sequences of zeros without questions."""
     zeros = torch.zeros(rows, length, dtype=torch.long)
     return Questions(zeros, torch.full_like(zeros, IGNORE), zeros.clone())
 
 
 def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -> Tensor:
-    """Draw `count` different numbers of low … high − 1 in random order: int64 (rows, count).
+    """Draw `count` distinct numbers from low … high − 1, in random order: int64 (rows, count).
 
-    Floyd's algorithm: the i-th draw is among the first high − low − count + i + 1 numbers; one that is taken already is
-    replaced by the last of these, which cannot be.
+    In Floyd's algorithm, draw i is uniform over the first high − low − count + i + 1 numbers. If the drawn number was
+    drawn before, it is replaced by the last of these numbers, which cannot have been drawn before.
     """
     chosen = torch.empty(rows, count, dtype=torch.long)
     for i in range(count):
@@ -72,17 +72,17 @@ def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -
 
 
 def slot_weights(slots: int, power: float = 0.01) -> Tensor:
-    """Return the probabilities of the slots 0 … slots − 1, in proportion to (slot + 1)^(power − 1): float64 (slots)."""
+    """Return probabilities of the slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
     weights = torch.arange(1, slots + 1, dtype=torch.double) ** (power - 1)
     return weights / weights.sum()
 
 
 def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator) -> Questions:
-    """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then each key once more.
+    """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then every key once more.
 
-    The keys are different numbers of 1 … V/2 − 1, the values of V/2 … V − 1; where a key stands again, at 2K + 2 · slot
-    for K pairs, its value is asked. The slots are different ones, drawn with `slot_weights`. All other places have 0,
-    or random symbols.
+    For V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct numbers from V/2 … V − 1. With K
+    pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer. The slots are distinct, and are
+    drawn with the probabilities `slot_weights`. All other positions have 0, or random symbols.
 
     >>> found = mqar(1, 12, 16, 2, False, Generator().manual_seed(0))
     >>> found.symbols.tolist()
@@ -105,9 +105,10 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 
 
 def induction(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Generate induction-head sequences (Gu and Dao 2023, "Mamba", §E.1): predict what followed the special symbol.
+    """Generate induction-head sequences (Gu and Dao 2023, "Mamba", §E.1).
 
-    The special symbol is V − 1: once somewhere, and at the end, where the question is.
+    The special symbol V − 1 occurs once at a random position, and again at the end. There, the answer is the symbol
+    after its first occurrence.
     """
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
@@ -122,10 +123,10 @@ def induction(rows: int, vocab: int, length: int, generator: Generator) -> Quest
 def associative_recall(
     rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator
 ) -> Questions:
-    """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, and at the end one of their keys.
+    """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, then one of their keys at the end.
 
-    The value of this key is asked. Keys and values are of one alphabet 0 … V − 1; the keys of a sequence differ.
-    Between the pairs and the question stand 0s, or random symbols.
+    The answer is the value of this key. Keys and values are from the same symbols 0 … V − 1; the keys of a sequence are
+    distinct. The positions between the pairs and the last key have 0, or random symbols.
 
     >>> found = associative_recall(1, 10, 7, 3, False, Generator().manual_seed(0))
     >>> found.symbols.tolist(), found.answers[0, -1].item()
@@ -145,18 +146,18 @@ def associative_recall(
 
 
 def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Generator) -> Questions:
-    """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): key–value pairs among pairs of noise.
+    """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): pairs of key and value among pairs of noise.
 
-    Half of the symbols, V/2 … V − 1, are noise if `noise`, the share of pairs that are of noise, is above 0. Half of
-    the others are keys, the rest values; each row has a value of its own for each key. The value is asked at each key
-    that has been there before, as the last one has always.
+    `noise` is the share of pairs that are noise. If it is above 0, the symbols V/2 … V − 1 are noise. Half of the other
+    symbols are keys, and half are values. A sequence has a random value for every key. The value is the answer at every
+    key that occurred before. The last key always occurred before.
     """
     spoken = vocab // 2 if noise else vocab
     keys, pairs = spoken // 2, length // 2
     table = torch.randint(keys, spoken, (rows, keys), generator=generator)
     key = torch.randint(keys, (rows, pairs), generator=generator)
     is_noise = torch.rand(rows, pairs, generator=generator) < noise
-    shown = torch.randint(pairs - 1, (rows, 1), generator=generator)  # whose key comes again at the end
+    shown = torch.randint(pairs - 1, (rows, 1), generator=generator)  # the pair whose key is repeated at the end
     key[:, -1:] = key.gather(1, shown)
     is_noise.scatter_(1, shown, False)
     is_noise[:, -1] = False
@@ -176,12 +177,12 @@ def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Ge
 def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Generator) -> Questions:
     """Generate fuzzy in-context recall (Poli et al. 2024, §3.1): keys and values are motifs of 1 to `motif` symbols.
 
-    The symbols of a motif differ. V − 1 fills the beginning; half of the others are of keys, half of values. The
-    symbols of a value are asked, each one place before its own, where its key has been there before, as the last one
-    has always.
+    The symbols of a motif are distinct. The symbol V − 1 fills the beginning of the sequence. Half of the other symbols
+    belong to keys, and half to values. If a key occurred before, the symbols of its value are answers, as in next-token
+    prediction: the answer at a position is the next symbol. The last key always occurred before.
     """
     half = (vocab - 1) // 2
-    tokens, sizes = _motifs(half, motif)  # (M, motif), (M): those of keys; those of values are `half` further
+    tokens, sizes = _motifs(half, motif)  # (M, motif), (M): motifs of keys; `half` is added for motifs of values
     pairs = length // 2
     by_size = torch.randint(1, motif + 1, (2, rows, pairs), generator=generator)
     pick = torch.rand(2, rows, pairs, generator=generator)
@@ -190,19 +191,19 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
     key, drawn = first[by_size] + (pick * counts[by_size]).long()  # (rows, pairs) each
     earlier = torch.randint(
         pairs // motif // 2, (rows, 1), generator=generator
-    )  # from the end, so near that it is kept
+    )  # counted from the end, so that it is among the kept pairs
     key[:, -1:] = key.gather(1, pairs - 2 - earlier)
     same = key.unsqueeze(2) == key.unsqueeze(1)  # (rows, pairs, pairs)
-    value = drawn.gather(1, same.int().argmax(2))  # that of the key's first place
+    value = drawn.gather(1, same.int().argmax(2))  # the value drawn at the key's first occurrence
     both = torch.cat([tokens[key], tokens[value] + half * (tokens[value] >= 0)], dim=2)  # (rows, pairs, 2 motif)
     is_value = torch.arange(2 * motif) >= motif
     lengths = sizes[key] + sizes[value]
-    kept = lengths.flip(1).cumsum(1).flip(1) <= length  # the last pairs, as many as fit
+    kept = lengths.flip(1).cumsum(1).flip(1) <= length  # as many of the last pairs as fit
     latest = _latest(key.masked_fill(~kept, -1))
     asked = (latest >= 0) & kept
     there = (both >= 0) & kept.unsqueeze(2)
-    place = (length - 1 - (there.flatten(1).flip(1).cumsum(1).flip(1) - 1)).view_as(both)  # of each symbol
-    found = blank(rows, length + 1)  # one more at the end, for what is not there
+    place = (length - 1 - (there.flatten(1).flip(1).cumsum(1).flip(1) - 1)).view_as(both)  # position of every symbol
+    found = blank(rows, length + 1)  # the last position is a bin for padding, cut off below
     found.symbols.fill_(vocab - 1)
     found.symbols.scatter_(1, place.masked_fill(~there, length).flatten(1), both.clamp(min=0).flatten(1))
     wanted = there & asked.unsqueeze(2) & is_value
@@ -216,8 +217,8 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
     """Generate selective copying (Poli et al. 2024, §3.1): symbols among blanks, to be repeated in order at the end.
 
-    V − 2 is the blank, V − 1 tells to copy: `count` symbols anywhere, then V − 1, then `count` blanks, where they are
-    asked.
+    The blank is V − 2. First come `count` symbols at random positions among blanks, then V − 1, which marks the end of
+    the input, then `count` blanks. The answers at these last blanks are the symbols in order.
     """
     found = blank(rows, length)
     found.symbols.fill_(vocab - 2)
@@ -231,7 +232,10 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
 
 
 def compression(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Generate compression (Poli et al. 2024, §3.1): random symbols, all to be told from the state of a last V − 1."""
+    """Generate compression (Poli et al. 2024, §3.1): random symbols, followed by V − 1.
+
+    All symbols must be predicted from the model's state at the last position.
+    """
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
     found.symbols[:, -1] = vocab - 1
@@ -241,10 +245,12 @@ def compression(rows: int, vocab: int, length: int, generator: Generator) -> Que
 
 
 def memorization(rows: int, vocab: int, length: int, facts: Tensor, generator: Generator) -> Questions:
-    """Generate memorisation (Poli et al. 2024, §3.1): V − 1 after a key asks for its value, the same in all sequences.
+    """Generate memorisation (Poli et al. 2024, §3.1): the symbol V − 1 follows every key, and the answer is the value.
+
+    A key has the same value in all sequences.
 
     Args:
-        facts: the value of each key 0 … K − 1, int64 (K).
+        facts: the values of the keys 0 … K − 1, int64 (K).
     """
     found = blank(rows, length)
     keys = torch.randint(len(facts), (rows, length // 2), generator=generator)
@@ -254,14 +260,17 @@ def memorization(rows: int, vocab: int, length: int, facts: Tensor, generator: G
 
 
 def _latest(keys: Tensor) -> Tensor:
-    """Return the latest earlier place of each key, int64 (rows, N); −1 where there is none, or the key is negative."""
+    """Return the position of the last earlier occurrence of every key, int64 (rows, N).
+
+    The position is −1 if the key did not occur before, or if the key is negative.
+    """
     places = torch.arange(keys.shape[1])
     same = (keys.unsqueeze(2) == keys.unsqueeze(1)) & (places < places.unsqueeze(1)) & (keys >= 0).unsqueeze(2)
     return torch.where(same, places, -1).amax(2)
 
 
 def _motifs(symbols: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Return all sequences of 1 … longest different symbols, −1 behind their ends: int64 (M, longest), and sizes."""
+    """Return all sequences of 1 … longest distinct symbols, padded with −1, int64 (M, longest), and their lengths."""
     motifs = [motif for size in range(1, longest + 1) for motif in permutations(range(symbols), size)]
     tokens = torch.tensor([motif + (-1,) * (longest - len(motif)) for motif in motifs])
     return tokens, torch.tensor([*map(len, motifs)])
@@ -279,36 +288,39 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
     "compression": lambda d, rows, length, g: compression(rows, d.vocab, length, g),
     "memorization": lambda d, rows, length, g: memorization(rows, d.vocab, length, d.facts, g),
 }
-"""What makes so many rows of a length, of each task."""
+"""Functions that draw sequences, given data, number of rows, length and generator, by the name of the task."""
 
-MOTIFS = 1_000_000  # of fuzzy_recall, at most: all are listed
-UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # of which some sequences are likelier than others
-TRIES = 1000  # to draw sequences that no other split has
+MOTIFS = 1_000_000  # the largest number of motifs in fuzzy_recall, which lists all of them
+UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # tasks in which some sequences are more likely than others
+TRIES = 1000  # how often sequences of another split are drawn again before an error is raised
 
 
 class Recall(TaskData):
-    """Sequences that ask for what stood before: symbols, answers and distances, int64 (B, length) each.
+    """Sequences with questions about earlier symbols: symbols, answers and distances, all int64 (B, length).
 
-    An answer stands where it is asked, −100 elsewhere; its distance is how many places back it stood. A sequence may
-    occur twice in a split, but never in two splits: it is drawn again, with as many questions.
+    The answer at a position is the symbol to predict there, and −100 without a question. The distance is the number of
+    positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never in
+    two splits: a sequence of another split is drawn again, with the same number of questions.
 
     Args:
         task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
             memorization.
         vocab: number of symbols.
-        length: of a sequence.
-        pairs: of mqar, associative_recall: pairs of key and value; of selective_copy: symbols to copy.
-        fewest_pairs: of mqar: the fewest pairs, where their number is drawn for each sequence, each as likely in all
-            splits; default: `pairs`.
-        filler: of mqar, associative_recall: what stands elsewhere: zero, as in Zoology's paper, or random symbols, as
-            in its authors' code today.
-        noise: of noisy_recall: the share of pairs that are noise; then half of the symbols are.
-        motif: of fuzzy_recall: the most symbols of a key, and of a value.
-        train_size: sequences to train on; an incomplete last batch of an epoch is dropped.
-        val_size: sequences to validate on.
-        test_size: sequences to test on.
-        longest: also test sequences of 2, 4, 8 … times the length, up to this one, as many of each.
-        data_dir: not used, the sequences are generated.
+        length: number of symbols in a sequence.
+        pairs: for mqar and associative_recall: number of pairs of key and value; for selective_copy: number of symbols
+            to copy.
+        fewest_pairs: for mqar: if given, the number of pairs is drawn for every sequence, uniformly from fewest_pairs
+            to pairs. Default: always `pairs`.
+        filler: for mqar and associative_recall: symbols at all other positions: zero, as in the paper "Zoology", or
+            random, as in the present code of its authors.
+        noise: for noisy_recall: share of pairs that are noise; if above 0, half of the symbols are noise symbols.
+        motif: for fuzzy_recall: largest number of symbols in a key, and in a value.
+        train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
+        val_size: number of validation sequences.
+        test_size: number of test sequences.
+        longest: if given, test also on sequences of 2, 4, 8 … times `length`, up to this length; `test_size` sequences
+            of every length.
+        data_dir: not used: the sequences are generated.
     """
 
     drop_last = True
@@ -362,7 +374,7 @@ class Recall(TaskData):
 
     @classmethod
     def chance(cls, task: str = "mqar", vocab: int = 8192, noise: float = 0.2, **settings: Any) -> float:
-        """Return 1 / the number of symbols that may be answers."""
+        """Return 1 / the number of possible answers."""
         half, spoken = (vocab - 1) // 2, vocab // 2 if noise else vocab
         answers = {
             **{"mqar": vocab - vocab // 2, "noisy_recall": spoken - spoken // 2, "selective_copy": vocab - 2},
@@ -373,7 +385,7 @@ class Recall(TaskData):
 
     @property
     def facts(self) -> Tensor:
-        """The value of each key of memorization, a random one-to-one map: int64 (K)."""
+        """The values of the keys in memorization, which are random and distinct: int64 (K)."""
         keys = (self.vocab - 1) // 2
         generator = torch.Generator().manual_seed(derive_seed(self.seed, len(self.sizes)))
         return keys + torch.randperm(self.vocab - 1 - keys, generator=generator)[:keys]
@@ -386,27 +398,27 @@ class Recall(TaskData):
         except ValueError as error:
             fewest = f" with fewest_pairs={self.fewest_pairs}" if varies else ""
             sizes = f"vocab={self.vocab} and length={self.length}{fewest} make too few sequences for three splits"
-            raise UserError(f"{sizes}: choose larger ones, or a smaller train_size") from error
+            raise UserError(f"{sizes}: choose larger values, or a smaller train_size") from error
         for length in self.lengths[1:]:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, length))
             splits[_split(length)] = self._draw(length, self.sizes["test"], generator)
         return splits
 
     def test_dataloader(self) -> list[Batches]:  # type: ignore[override]
-        """Return the batches of each length."""
+        """Return a loader for every length of test sequences."""
         return [
             self.batches("test", self.trainer),
             *(self.batches(_split(length), self.trainer) for length in self.lengths[1:]),
         ]
 
     def draw_pairs(self, rows: int, generator: Generator) -> Tensor:
-        """Draw the number of pairs of each row: int64 (rows)."""
+        """Draw the number of pairs of every sequence: int64 (rows)."""
         if self.fewest_pairs == self.pairs:
             return torch.full((rows,), self.pairs)
         return torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
 
     def mqar(self, pairs: Tensor, length: int, generator: Generator) -> Questions:
-        """Return rows of `mqar` with these numbers of pairs, int64 (rows)."""
+        """Draw sequences of `mqar` whose numbers of pairs are `pairs`, int64 (rows)."""
         found = blank(len(pairs), length)
         for count in pairs.unique().tolist():
             rows = pairs == count
@@ -416,16 +428,19 @@ class Recall(TaskData):
         return found
 
     def _draw(self, length: int, rows: int, generator: Generator) -> Questions:
-        parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # so many at a time take little memory
+        parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # at most 10,000 at once, to save memory
         made = [TASKS[self.task_name](self, len(part), length, generator) for part in parts]
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 
     def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
-        """Draw rows that ask as often as each of these; a row stays if none that does was drawn."""
+        """Replace sequences by new ones with the same number of questions.
+
+        A sequence is kept if no sequence with this number is drawn.
+        """
         asked = (questions[1] != IGNORE).sum(1)
         if self.task_name == "mqar":
             return self.mqar(asked, self.length, generator)
-        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # rare numbers are among so many, too
+        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # enough to contain rare numbers
         for number in asked.unique().tolist():
             places, found = ((part == number).nonzero().flatten() for part in (asked, (drawn.answers != IGNORE).sum(1)))
             count = min(len(places), len(found))
@@ -463,18 +478,22 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
-    """Answers what is asked: `CausalLM`, or `Compressor` for compression.
+    """Task of answering the questions in a sequence; model `CausalLM`, or `Compressor` for compression.
 
-    Only the places where something is asked are projected to symbols. A test also tells the accuracy by distance, of
-    answers that stood 1, 2–3, 4–7 … places back, as `test/acc_4_back`; that of sequences which ask 1, 2–3, 4–7 …
-    times, as `test/acc_4_asked`, if they differ in it; and by length, as `test/acc_512_long`, of the data's `longest`.
-    Learned positions beyond the length that is trained on are as random as they began.
+    The model's head is computed only at positions with a question. The test also records three kinds of accuracy:
+
+    * by distance: `test/acc_4_back` is the accuracy of answers that occurred 4 to 7 positions before the question, and
+      so on for 1, 2–3, 8–15 …;
+    * by the number of questions, if it varies: `test/acc_4_asked` is the accuracy in sequences with 4 to 7 questions;
+    * by length, if the data have `longest`: `test/acc_512_long` is the accuracy in sequences of 512 symbols.
+
+    Learned positions beyond the training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        dropout: of residual branches of attention.
-        stop_at: accuracy in validation at which training stops.
-        causal: whether a symbol attends only to itself and its past; else to all of the sequence.
+        dropout: dropout probability in the residual branches of attention.
+        stop_at: validation accuracy at which training stops.
+        causal: whether a symbol attends only to itself and to earlier symbols; else to the whole sequence.
     """
 
     unit = "answers"
@@ -498,7 +517,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
         require_positive(stop_at=stop_at)
         require_probability(smoothing=smoothing)
         self.smoothing, self.stop_at = smoothing, stop_at
-        self.validated = 0.0  # the latest accuracy in validation
+        self.validated = 0.0  # the latest validation accuracy
         if "chance" in spec:
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
         longest = (spec.get("lengths") or [spec["length"]])[-1]
@@ -521,8 +540,8 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
         require_causal(self.hparams["attn"], self.model, states, self.model.embedding.max_len, symbols)
 
     def predictions(self, batch: Batch) -> Predictions:
-        """Return the predictions at the places where something is asked."""
-        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass: the host waits for the GPU
+        """Return the predictions at the positions with a question."""
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass: the CPU waits for the GPU
         return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:
@@ -533,7 +552,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
         asked, computed = answers != IGNORE, self.compute_metrics(batch)
         right = computed["found"].right
         binned = {"long": (right, torch.full_like(answers[asked], dataloader_idx))}
-        if not dataloader_idx:  # longer sequences count by their length alone
+        if not dataloader_idx:  # longer sequences count only in the accuracy by length
             times = asked.sum(1, keepdim=True).expand_as(asked)[asked]
             stands = distance[asked] > 0
             binned |= {"back": (right[stands], _log2(distance[asked][stands])), "asked": (right, _log2(times))}
@@ -553,7 +572,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._stop_if_solved()  # a resumed run may have been killed just before it ended
+        self._stop_if_solved()  # the run may have been killed after reaching it
 
     def _stop_if_solved(self) -> None:
         if self.trainer.state.fn == TrainerFn.FITTING and self.validated >= self.stop_at:
@@ -561,7 +580,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
-        """Return the symbols of each sequence, and its answers in their order: the right ones, and the model's."""
+        """Return as text, for every sequence: the symbols, the right answers in order, and the model's answers."""
         symbols, answers, _ = batch
         predicted = self(symbols).argmax(-1)
         asked = answers != IGNORE

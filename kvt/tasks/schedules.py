@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name, each with a rate that every step or epoch moves."""
+"""Learning-rate schedules by name."""
 
 import math
 from collections.abc import Callable
@@ -11,27 +11,27 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR, OneCycl
 
 from kvt.system.errors import UserError, require_positive, unknown
 
-Factor = Callable[[int], float]  # from a step to what the rate is multiplied by
+Factor = Callable[[int], float]  # from the number of a training step to a factor of the learning rate
 
 
 def total_steps(task: L.LightningModule) -> int:
-    """Return the number of optimiser steps of the run; raise UserError if the run has no end."""
+    """Return the number of optimiser steps of the run; raise UserError if the run has no fixed length."""
     steps = task.trainer.estimated_stepping_batches
     if steps == math.inf:
         remedy = "pass --max_epochs or --max_steps, which --max_time may cut short, or --schedule constant"
-        raise UserError(f"--max_epochs -1: the schedule of the learning rate spans all steps of the run: {remedy}")
+        raise UserError(f"--max_epochs -1: the learning-rate schedule needs the number of steps of the run: {remedy}")
     if steps < 1:
         flags = "--max_steps, --max_epochs, --limit_train_batches"
-        raise UserError(f"the schedule needs at least one step: check {flags}")
+        raise UserError(f"the learning-rate schedule needs at least one step: check {flags}")
     return int(steps)
 
 
 def cosine_warmup(warmup: int, total: int) -> Factor:
-    """Return half a cosine from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
+    """Return the factor of a cosine decay from 1 to 0 over `total` steps, times a linear warm-up of `warmup` steps.
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
-    Without a warm-up, the last factor is 1.
+    With `warmup` = 0, the second factor is 1.
 
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
@@ -40,9 +40,10 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 
 
 def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
-    """Return a linear warm-up from 0 to 1, then half a cosine to `floor`, as language models are trained.
+    """Return the factor of a linear warm-up from 0 to 1, followed by a cosine decay from 1 to `floor`.
 
-    factor(t) = t / warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
+    factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup))). This
+    is usual in training language models.
 
     >>> [round(cosine_after_warmup(2, 6, 0.1)(t), 3) for t in range(7)]
     [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1]
@@ -58,12 +59,12 @@ def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
 
 
 def constant_after_warmup(warmup: int) -> Factor:
-    """Return a linear warm-up to 1: factor(t) = min(1, (t + 1) / warmup)."""
+    """Return the factor of a linear warm-up to 1: factor(t) = min(1, (t + 1) / warmup)."""
     return lambda step: min(1.0, (step + 1) / warmup)
 
 
 def inverse_square_root(warmup: int) -> Factor:
-    """Return a linear rise to 1 over `warmup` steps, then a fall with the square root of the step.
+    """Return the factor of a linear warm-up to 1 over `warmup` steps, followed by a decay with 1/√step.
 
     factor(t) = min((warmup / (t + 1))^½, (t + 1) / warmup)
 
@@ -74,7 +75,7 @@ def inverse_square_root(warmup: int) -> Factor:
 
 
 def noam(dim: int, warmup: int) -> Factor:
-    """Return `inverse_square_root` with a peak of (dim · warmup)^−½, of which translation's rate is a multiple.
+    """Return the factor of `inverse_square_root` with a peak of (dim · warmup)^−½, as used for translation.
 
     factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
 
@@ -85,25 +86,28 @@ def noam(dim: int, warmup: int) -> Factor:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule; in a run that goes on with more steps it keeps its own length, as others do."""
+    """torch's one-cycle schedule, whose length is that of the present run even if a shorter run is continued."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the step; raise UserError if the cycle has fewer."""
+        """Restore the number of steps taken; raise UserError if the schedule has fewer steps."""
         if (step := state_dict["last_epoch"]) > self.total_steps:
-            cycle = f"the run has taken {step} steps, its learning-rate cycle has {self.total_steps}"
+            cycle = f"the run has taken {step} steps, but its one_cycle schedule has {self.total_steps}"
             raise UserError(f"{cycle}: raise --max_epochs or --max_steps")
         own = {name: value for name, value in self.state_dict().items() if name in ("total_steps", "_schedule_phases")}
         super().load_state_dict({**state_dict, **own})
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return a rise to the learning rate over three tenths of the run, then a fall; a momentum changes inversely."""
+    """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
+
+    A momentum falls first, and then rises.
+    """
     cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
     return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
 
 
 def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
-    """Return what makes a schedule in every step, from what makes its factor; both are given the task."""
+    """Return a function that makes a schedule from a task and its optimiser; `make` returns a task's factor."""
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
@@ -116,15 +120,15 @@ SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
     "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
     "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
 }
-"""What makes each schedule, given a task, with its `lr` and `warmup`, and the optimiser."""
+"""Functions that make a schedule from a task, which has `lr` and `warmup`, and its optimiser."""
 NEEDS = {"noam": "dim", "multistep": "milestones"}
-"""The attribute of a task that a schedule needs, too; a task without it does not have the schedule."""
+"""Schedules that need a further attribute of the task; a task without the attribute does not have the schedule."""
 NO_WARMUP = ("one_cycle", "multistep")
 WARMUP = ("inverse_sqrt", "noam")
 
 
 def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> None:
-    """Raise UserError unless the task has a schedule of that name, with such a warm-up."""
+    """Raise UserError unless the task has a schedule of this name that allows this warm-up."""
     known = [name for name in SCHEDULES if hasattr(task, NEEDS.get(name, "lr"))]
     if schedule not in known:
         raise unknown("schedule", schedule, known)
@@ -137,7 +141,7 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 
 
 def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
-    """Return the result of `configure_optimizers`: the optimiser, and the schedule that the task names."""
+    """Return the result of `configure_optimizers`: the optimiser, with the task's learning-rate schedule if any."""
     if task.schedule == "constant" and not task.warmup:
         return optimizer
     schedule = SCHEDULES[task.schedule](task, optimizer)

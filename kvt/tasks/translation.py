@@ -1,4 +1,4 @@
-"""Translation: Multi30k, or any parallel corpus (Borji 2023, §3.5).
+"""Translation of Multi30k or of any parallel corpus (Borji 2023, §3.5).
 
 >>> german, english = Vocabulary([*SPECIALS, "ein", "Hund"]), Vocabulary([*SPECIALS, "dog", "a"])
 >>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # each token, and whether a space follows
@@ -68,35 +68,34 @@ SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
-"""Unknown token, padding, begin and end of a sentence."""
+"""Tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
 PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
-"""Languages without spaces between words for which sacreBLEU has no words."""
+"""Languages that have no spaces between words, and for which sacreBLEU has no word tokenizer."""
 SpacedTokens = list[tuple[str, bool]]
-"""The tokens of a sentence, each with whether a space follows it."""
+"""A sentence as pairs of a token and whether a space follows the token."""
 Pairs = list[tuple[str, str]]
-Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target, as texts and as words
+Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target sentence, as texts and as tokens
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
 
 
 class SentencePairs(TaskData):
-    """Padded sentences <bos> … <eos> and their translations: int64 (B, M) and (B, N), and their rows, int64 (B,).
+    """Padded sentences <bos> … <eos>, int64 (B, M), their translations, int64 (B, N), and row numbers, int64 (B,).
 
-    spaCy's rules split sentences into words, case is kept. The vocabularies are those of the training split; other
-    words are <unk>. Training batches have sentences of similar length, in a new order every epoch.
+    spaCy's rules split sentences into words and keep case. The vocabularies have the words of the training split; all
+    other words are <unk>. Training batches have sentences of similar length, in a new order every epoch.
 
     Args:
-        source: language to translate from: de, en, fr or cs; with `root` any that spaCy knows.
-        target: language to translate to.
-        root: your own folder instead of Multi30k: train, val and test, each with one file per language, such as
-            train.de and train.en, UTF-8, one sentence per line; or a data set of Hugging Face, hf:NAME, which may be a
-            folder, or hf:NAME:CONFIGURATION, with a column for each language. A model is tested on a folder that has
-            test files alone, too.
-        max_len: the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
+        source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
+        target: language to translate to, a code as for `source`.
+        root: your own folder with UTF-8 files train.de, train.en and so on for train, val and test, one sentence per
+            line; or a Hugging Face data set with a column for each language, hf:NAME or hf:NAME:CONFIGURATION, where
+            NAME may be a folder. Replaces Multi30k. To test a trained model, a folder needs only test files.
+        max_len: length of the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
-        drop_pairs: whether pairs with an empty or too long sentence are left out, and counted in result.json, rather
-            than refused.
+        drop_pairs: whether pairs with an empty or too long sentence are left out and counted in result.json; by default
+            they are an error.
     """
 
     path_settings = ("data_dir", "root")
@@ -124,7 +123,7 @@ class SentencePairs(TaskData):
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
         self.root = optional_path(root)
-        if self.root and not is_hub(self.root):  # with test files alone, which the words of a trained model read
+        if self.root and not is_hub(self.root):  # a folder with only test files is for evaluating a model
             there = {split for split in SPLITS for language in self.languages if self._file(split, language).is_file()}
             self.measures_others = "test" in there and "train" not in there
 
@@ -136,7 +135,7 @@ class SentencePairs(TaskData):
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         if self.measures_others:
-            read_pairs(*(self._file("train", language) for language in self.languages))  # says that they are missing
+            read_pairs(*(self._file("train", language) for language in self.languages))  # raises UserError
         sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
@@ -148,7 +147,7 @@ class SentencePairs(TaskData):
         }
 
     def prepare_data(self) -> None:
-        _ = self.texts  # downloads them
+        _ = self.texts  # downloads the files
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.content = fingerprint(json.dumps(self.texts))
@@ -163,7 +162,7 @@ class SentencePairs(TaskData):
 
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
-        """The pairs of each split, without the pairs that are left out."""
+        """The pairs of every split, without pairs that are left out."""
         splitters, faults = [*map(splitter, self.languages)], []
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():
@@ -179,7 +178,7 @@ class SentencePairs(TaskData):
             count = f"{len(faults):,} of {sum(map(len, pairs.values())) + len(faults):,} pairs"
             if not self.drop_pairs:
                 some = "; ".join(faults[:3]) + "; …" * (len(faults) > 3)
-                remedy = "mend these lines in both files, or leave such pairs out with --drop_pairs true"
+                remedy = "correct these lines in both files, or leave such pairs out with --drop_pairs true"
                 raise UserError(f"{count} cannot be used: {some}: {remedy}")
             if empty := [split for split, kept in pairs.items() if not kept]:
                 raise UserError(f"--drop_pairs true leaves no pair in the {empty[0]} split: {faults[0]}")
@@ -188,7 +187,7 @@ class SentencePairs(TaskData):
 
     @property
     def _lines(self) -> dict[str, tuple[list[str], Pairs]]:
-        """The files of each split, or what messages call its sides, and its sentences."""
+        """For every split: the names of its source and target file, for messages, and its sentence pairs."""
         if self.root and is_hub(self.root):
             found = hub.read_pairs(str(self.root), *self.languages)
             if missing := [split for split in SPLITS if split not in found]:
@@ -208,55 +207,55 @@ class SentencePairs(TaskData):
         return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
 
     def _fault(self, words: SpacedTokens) -> str:
-        """Return why a sentence cannot be used; "" if it can."""
+        """Return the reason why a sentence cannot be used; "" if it can be used."""
         length = len(words) + 2
         too_long = f"has {length} tokens with <bos> and <eos>, more than --max_len {self.max_len}"
         return "is empty" if not words else too_long if length > self.max_len else ""
 
     def _words(self, split: str) -> list[list[SpacedTokens]]:
-        """Return the words of the source sentences and of the target sentences of a split."""
+        """Return the source sentences and the target sentences of a split, as tokens."""
         return [[words[side] for _, words in self._pairs[split]] for side in (0, 1)]
 
 
 def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return the lines of two files in pairs, stripped of white space; raise UserError if their numbers differ."""
+    """Return pairs of lines of two files, stripped of white space; raise UserError if the numbers of lines differ."""
     ours, theirs = _lines(source), _lines(target)
     if len(ours) != len(theirs):
         lengths = f"{source} has {len(ours)} lines, {target} has {len(theirs)}"
-        raise UserError(f"{lengths}: both need one sentence a line, in the same order")
+        raise UserError(f"{lengths}: both need one sentence per line, in the same order")
     return list(zip(ours, theirs, strict=True))
 
 
 def _lines(path: Path) -> list[str]:
     text = read_text(path, "add the file, or choose other languages or another --root")
-    # not str.splitlines, which also splits at U+2028 and others: all later lines would shift
+    # not str.splitlines, which also splits at characters such as U+2028, and would shift all later lines
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def language_code(language: str) -> str:
-    """Return spaCy's code for a language, "zh" for "zho", too; raise UserError if it knows none of that code."""
+    """Return spaCy's code for a language, such as "zh" for "zho"; raise UserError if spaCy does not know it."""
     from spacy.util import get_lang_class  # slow to import, and only translation needs it
 
     try:
         return str(get_lang_class(language).lang)
     except (ImportError, AttributeError, ValueError) as error:
-        reason = "spaCy has no rules for its words"
+        reason = "spaCy has no word tokenizer for it"
         raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
 
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return spaCy's tokenizer for a language, rules without a trained model: "Don't run." → Do, n't, run, "."
+    """Return spaCy's rule-based tokenizer for a language: "Don't run." → Do, n't, run, "."
 
-    `language` is a code such as "de" or "en"; "xx" has rules that suit many. Raises UserError if spaCy has none for it,
-    or needs another package to split it.
+    `language` is a code such as "de" or "en"; "xx" has general rules for many languages. Raises UserError if spaCy has
+    no rules for the language, or needs another package.
     """
     code = language_code(language)
     import spacy
 
     try:
         tokenizer = spacy.blank(code).tokenizer
-    except Exception as error:  # each package has its own for what it lacks
+    except Exception as error:  # packages raise different types for missing dependencies
         raise UserError(f"language {language!r}: spaCy needs another package: {error}") from error
 
     def split(sentence: str) -> SpacedTokens:
@@ -266,31 +265,33 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 
 
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
-    """Learn which tokens are mostly written without a space before them, and which without one after them.
+    """Learn which tokens are usually written without a space before them, and which without a space after them.
 
-    Each pair of neighbours votes for or against both of its tokens. The token with the most votes is decided first,
-    and the pairs that it explains vote no longer: "shirt" is no suffix because it often follows a hyphen, nor is "eau"
-    because it follows "l'".
+    Every pair of neighbouring tokens votes on two questions: is the left token joined to the token after it, and is the
+    right token joined to the token before it? The question with the most votes is decided first, and its pairs then no
+    longer vote.
+    Therefore "shirt" does not become a suffix because it often follows a hyphen, nor "eau" because it follows "l'".
 
-    Returns two sorted lists: tokens to join to the one before, like "." and "n't", and to the one after, like "(".
+    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and tokens to join to the token
+    after, such as "(".
     """
-    votes: Counter[tuple[str, str]] = Counter()  # by pair: without a space minus with one
+    votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
         for (left, spaced), (right, _) in pairwise(sentence):
-            if '"' not in (left, right):  # `join` has a rule for these
+            if '"' not in (left, right):  # `join` has a rule for quotation marks
                 votes[left, right] += -1 if spaced else 1
-    # an end of a pair: (0, left token), joined to what follows, or (1, right token)
+    # an end: (0, token) asks to join a token to the token after it, (1, token) to the token before it
     scores: dict[tuple[int, str], float] = {}
     pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
         for end in enumerate(pair):
-            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # punctuation is joined
+            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # favours punctuation
             scores[end] = scores.get(end, tie_break) + vote
             pairs.setdefault(end, set()).add(pair)
     joined: tuple[list[str], list[str]] = ([], [])
     while scores and scores[end := max(scores, key=lambda end: (scores[end], end[0]))] >= 1:
         joined[end[0]].append(end[1])
-        for pair in list(pairs[end]):  # votes no longer, also not for this end
+        for pair in list(pairs[end]):  # the pair no longer votes, for either end
             for other in enumerate(pair):
                 scores[other] -= votes[pair]
                 pairs[other].discard(pair)
@@ -298,7 +299,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
 
 
 def join(tokens: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
-    """Join tokens to a sentence by the rules of `fit_detokenizer`; quotation marks open and close in turn.
+    """Join tokens to a sentence by the rules of `fit_detokenizer`; quotation marks alternately open and close.
 
     >>> join(["Do", "n't", "run", "(", "he", "said", ")", "."], [[".", ")", "n't"], ["("]])
     "Don't run (he said)."
@@ -317,28 +318,28 @@ def join(tokens: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
 
 
 def encode_sentences(sentences: Iterable[SpacedTokens], vocabulary: Vocabulary) -> Tensor:
-    """Return sentences as one padded tensor, int64 (B, longest)."""
+    """Encode sentences as one padded tensor, int64 (B, longest)."""
     rows = [vocabulary.encode([BOS, *(token for token, _ in sentence), EOS]) for sentence in sentences]
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD_ID)
 
 
 def unpadded(sentences: Tensor) -> list[list[int]]:
-    """Return the tokens of each row without padding: int64 (B, N) → B lists."""
+    """Return the tokens of every row without padding: int64 (B, N) → B lists."""
     return [row[row != PAD_ID].tolist() for row in sentences.cpu()]
 
 
 class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule="noam"):
-    """Translates sentences: `Seq2Seq`, label smoothing, Adam.
+    """Task of translating sentences; model `Seq2Seq`, loss with label smoothing, optimiser Adam.
 
-    The validation split is translated greedily after every epoch, the test split once, at the end. `bleu` and `chrf`
-    are sacreBLEU's, of text (see `text_scores`); `bleu_paper` is the paper's, of tokens including <bos> and <eos>.
-    Cross-attention stays qkv.
+    The validation split is translated with greedy decoding after every epoch, and the test split once, at the end.
+    `bleu` and `chrf` are computed by sacreBLEU from text (see `text_scores`). `bleu_paper` is computed as in the paper,
+    from tokens that include <bos> and <eos>. Cross-attention is always qkv.
 
     Args:
-        depth: number of layers of the encoder, and of the decoder.
-        dropout: of embeddings, attention weights, residual branches and feed-forward networks.
-        smoothing: probability taken from the true word and spread over all others.
-        lr: learning rate, with the schedule noam in multiples of dim^−½ · min(t^−½, t · warmup^−1.5).
+        depth: number of layers of the encoder, and also of the decoder.
+        dropout: dropout probability in embeddings, attention weights, residual branches and feed-forward networks.
+        smoothing: label smoothing: probability that is taken from the true word and spread over all other words.
+        lr: learning rate; the schedule noam multiplies it by dim^−½ · min(t^−½, t · warmup^−1.5) at step t.
     """
 
     unit = "tokens"
@@ -368,7 +369,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "predict":
-            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises before anything is trained
+            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises UserError before training
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def check_causality(self) -> None:
@@ -386,13 +387,13 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
                 raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make it respect `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return batch[0], batch[1][:, :-1]  # the last token predicts nothing
+        return batch[0], batch[1][:, :-1]  # nothing follows the last token
 
     def predictions(self, batch: Batch) -> Predictions:
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return the smoothed loss, and for the perplexity the mean of −log p of the true words, in nats per token."""
+        """Return the smoothed loss, and as "ppl" the mean of −log p of the true words, both in nats per token."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -400,13 +401,16 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return (batch[1][:, 1:] != PAD_ID).sum()
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
-        """Return sources, references and translations as text."""
+        """Return sources, reference translations and the model's translations as text."""
         sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
         translations = [self._text(row) for row in self._translate(unpadded(batch[0]))]
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return translations, "" for an empty sentence; `beam=1` is greedy. Put the task in eval mode first."""
+        """Return the translations of sentences; put the task in eval mode first.
+
+        An empty sentence gives "". With `beam` = 1, decoding is greedy.
+        """
         require_positive(beam=beam)
         if beam > MAX_BEAM:
             raise UserError(f"beam={beam} must be at most {MAX_BEAM}")
@@ -420,7 +424,10 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return the words of the target for rows and columns of the decoder, those of the source elsewhere."""
+        """Return target words as labels of the decoder, and source words as labels of the encoder.
+
+        Cross-attention has target words as rows and source words as columns.
+        """
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
         if not layer.startswith("decoder"):
@@ -428,7 +435,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return target, source if "cross_attention" in layer else target
 
     def sample(self) -> str:
-        """Return the first sentences of the last evaluation and their translations, as a Markdown table."""
+        """Return the first ten sentences of the last evaluation with their translations, as a Markdown table."""
         rows = [Markdown("| {} | {} | {} |").format(*texts) for texts in self._examples]
         return "\n".join(["| source | reference | translation |", "|---|---|---|", *rows])
 
@@ -447,7 +454,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
             self._record_scores(stage)
 
     def _record_scores(self, stage: str) -> None:
-        """Translate the evaluated batches of all processes and record BLEU, chrF and the paper's BLEU."""
+        """Translate the evaluated batches of all processes, and record BLEU, chrF and the paper's BLEU."""
         sources, targets = ([row for batch in self._evaluated for row in unpadded(batch[side])] for side in (0, 1))
         rows = [row for _, _, rows in self._evaluated for row in rows.tolist()]
         self._evaluated.clear()
@@ -484,21 +491,24 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
 
 
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
-    """Return BLEU and chrF of a corpus of plain text in a language, 0 to 100, each with its signature (Post 2018).
+    """Return sacreBLEU's BLEU and chrF of plain texts, from 0 to 100, with their signatures (Post 2018).
 
-    BLEU is of sacreBLEU's words for the language, or of characters where it has none and no spaces stand between words;
-    chrF is of characters in any. Raises UserError if the words need a package that is missing.
+    BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`. chrF
+    counts characters in every language. Raises UserError if the tokenizer needs a package that is missing.
     """
     code = language_code(language)
     try:
         bleu = BLEU(trg_lang=code, tokenize="char" if code in UNSPACED else None)
     except RuntimeError as error:
-        raise UserError(f'--target {language}: BLEU of its words needs: pip install "sacrebleu[{code}]"') from error
+        raise UserError(f'--target {language}: BLEU needs a word tokenizer: pip install "sacrebleu[{code}]"') from error
     metrics = {"bleu": bleu, "chrf": CHRF()}
     scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
     return {name: (score, str(metrics[name].get_signature())) for name, score in scores.items()}
 
 
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return the paper's corpus BLEU, 0 to 100, of words, <bos> and <eos>: always right, these raise it (Fig. 7)."""
+    """Return corpus BLEU as in the paper's figure 7, from 0 to 100.
+
+    It counts <bos> and <eos> as words. They are always right, and raise the score.
+    """
     return 100 * bleu_score(translations, [[reference] for reference in references])

@@ -1,1 +1,1 @@
-"""What one looks at: pictures of attention maps, and a page to explore them."""
+"""Pictures of attention maps, and an HTML page to explore them."""

@@ -37,15 +37,15 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
 from kvt.system.quoting import printable
 
-if TYPE_CHECKING:  # `kvt bench` draws with this, without any task
+if TYPE_CHECKING:  # at run time, `kvt bench` uses this module without importing the tasks
     from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
 MAX_LABELLED = 40
-"""Tokens up to which the labels beside a map are readable."""
-FONT = 6.5  # points
+"""The largest number of tokens for which the labels beside a map are readable."""
+FONT = 6.5  # size in points
 REAL = 0.005
-"""The imaginary part up to which an eigenvalue is called real."""
+"""The largest absolute imaginary part of an eigenvalue that is described as real."""
 COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 Labels = tuple[list[str], list[str]] | None
@@ -53,7 +53,7 @@ Labels = tuple[list[str], list[str]] | None
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, whatever draws its other figures."""
+    """A figure that Jupyter shows with any matplotlib backend."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
@@ -65,16 +65,19 @@ class Layer(NamedTuple):
     """The attention of one layer for one input."""
 
     name: str
-    weights: Tensor  # the maps, (heads, N, M)
-    scores: Tensor | None  # before the softmax, (heads, N, N), of a self-attention layer
+    weights: Tensor  # the attention maps, (heads, N, M)
+    scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N)
     labels: Labels
-    overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C) and the weights over it, (heads, rows, columns)
-    looked_at: Tensor | None = None  # by each place on average over many inputs, int64 (heads, N)
+    overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights to draw over it, (heads, H', W')
+    looked_at: Tensor | None = None  # int64 (heads, N): where each position attends most on average
     symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """The eigenvalues of self-attention maps, complex (heads, N); None of causal maps: theirs is the diagonal."""
+        """The eigenvalues of self-attention maps, complex (heads, N).
+
+        None for causal maps, whose eigenvalues are just their diagonal entries.
+        """
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and self.weights.isfinite().all() else None
 
@@ -82,14 +85,14 @@ class Layer(NamedTuple):
 class Example(NamedTuple):
     """The attention of all layers for one example of the validation split."""
 
-    number: int  # its index there
+    number: int  # index of the example in the split
     caption: str
     layers: Sequence[Layer]
 
 
 @torch.no_grad()
 def examine(task: "Task", batch: Any, number: int = 0) -> Example:
-    """Return what a task in eval mode does with a batch of one: its layers, and its true and predicted class if any."""
+    """Return the attention of all layers for a batch of one, with a caption; put the task in eval mode first."""
     inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
         outputs = task(*inputs)
@@ -99,7 +102,10 @@ def examine(task: "Task", batch: Any, number: int = 0) -> Example:
 
 
 def collect_maps(task: "Task", batch: Any) -> Sequence[Layer]:
-    """Return the attention of every layer of a task in eval mode for a batch of one, in the order of the layers."""
+    """Return the attention of all layers for a batch of one, in the order of the layers.
+
+    Put the task in eval mode first.
+    """
     return examine(task, batch).layers
 
 
@@ -112,16 +118,16 @@ def _layer(found: AttentionMap, example: int, tokens: Labels) -> Layer:
 def draw_maps(
     maps: Sequence[AttentionMap], title: str = "", example: int = 0, tokens: Sequence[str] | None = None
 ) -> Figure:
-    """Draw maps that `kvt.record_maps` has collected, as `kvt maps` does; Jupyter shows the figure.
+    """Draw the maps of `kvt.record_maps` in the style of `kvt maps`; Jupyter shows the figure.
 
     Args:
-        maps: of one forward pass.
-        title: above the picture.
-        example: which one of the batch.
-        tokens: the names of the tokens of rows and columns; maps of another size have none.
+        maps: the attention maps of one forward pass.
+        title: title of the figure.
+        example: index of the example in the batch.
+        tokens: labels of rows and columns; only for maps of N × N with N labels.
 
     Raises:
-        UserError: there is no map.
+        UserError: `maps` is empty.
     """
     if not maps:
         raise UserError("no map was recorded: call the model inside `with kvt.record_maps(model) as maps:`")
@@ -133,10 +139,10 @@ def draw_maps(
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Add to self-attention layers what each position looks at on average over batches, and how symmetric they are.
+    """Add `looked_at`, averaged over batches, and `symmetric` to self-attention layers; return all layers.
 
-    A place to which all others are masked looks at itself. Layers whose maps have another size in the batches, which
-    are padded, stay as they are.
+    If all other positions are masked, a position's `looked_at` is the position itself. A layer is not changed if the
+    maps of a batch have another size than the layer's, which happens with padded batches.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
@@ -159,7 +165,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line of text for each head: the cycles along which positions look, the symmetric share, eigenvalues.
+    """Return a line of text for every head: cycles of `looked_at`, the symmetric share, and eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -186,7 +192,7 @@ def _describe_spectrum(spectrum: Tensor) -> str:
 
 
 def visible(token: str) -> str:
-    """Return a token with white space as visible signs and unprintable characters as their codes.
+    """Return a token with visible signs for white space, and codes for unprintable characters.
 
     >>> visible("a"), visible(" "), visible(chr(7))
     ('a', '␣', '\\\\x07')
@@ -195,13 +201,14 @@ def visible(token: str) -> str:
 
 
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
-    """Return a figure of all maps, with a row for each layer and a column for each head, and overlays beside them.
+    """Return a figure of all maps, with a row of panels for every layer and a column for every head.
 
-    Each map is bright where a token (row) attends to another (column), all on the scale of the bar. Rings are at the
-    places that `add_looks` found. The last panel of a layer has the eigenvalues of its maps. With `columns`, even if
-    there are overlays, a layer has more rows if it needs them.
+    A map is bright where the token of a row attends to the token of a column. All maps have the colour scale of the
+    bar. Red rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a layer shows the
+    eigenvalues of its maps. `columns` is the number of panels in a row; a layer with more panels has several rows.
+    Default: as many as the largest layer needs.
     """
-    panels = 1 if layers[0].overlay is None else 2  # of a head
+    panels = 1 if layers[0].overlay is None else 2  # panels per head
     spectra = [layer.eigenvalues for layer in layers]
     needed = [panels * len(layer.weights) + (found is not None) for layer, found in zip(layers, spectra, strict=True)]
     wide = columns or max(needed)
@@ -235,7 +242,7 @@ def titled(title: str, caption: str) -> str:
 
 
 def in_words(layer: str) -> str:
-    """Return the name of a layer of kvt's models in words, any other as it is.
+    """Return the name of a layer of kvt's models in words; other names are not changed.
 
     >>> in_words("encoder.0.attention"), in_words("decoder.1.cross_attention"), in_words("blocks.first")
     ('encoder, layer 1', 'decoder, layer 2, cross', 'blocks.first')
@@ -245,7 +252,7 @@ def in_words(layer: str) -> str:
 
 
 class Sheet:
-    """A figure of square panels in rows and columns, with space for the tokens of these layers."""
+    """A figure of square panels in rows and columns, with space for the labels of `layers`."""
 
     def __init__(self, rows: int, columns: int, layers: Sequence[Layer], title: str) -> None:
         self.side = max(_side(layer) for layer in layers)
@@ -272,17 +279,17 @@ class Sheet:
 
 
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
-    """Return the colours of weights: their root, which shows small ones beside large ones.
+    """Return the colour scale of weights, proportional to their square root, so that small weights are visible.
 
-    It ends at the largest weight, but not below eight times that of looking at all tokens alike, where there would be
-    nothing to see.
+    The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger. Nearly
+    uniform maps are therefore drawn as nearly uniform.
     """
     most = max(max(float(layer.weights.max()), 8 / layer.weights.shape[-1]) for layer in layers)
     return PowerNorm(0.5, vmin=0, vmax=min(1.0, most))
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with its tokens below and, if `beside`, on its left."""
+    """Draw a map (N, M) with column labels below it and, if `beside`, row labels on its left."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -309,14 +316,14 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def require_ending(path: Path, endings: Sequence[str]) -> Path:
-    """Return the path; raise UserError if it has none of these endings, or cannot be written."""
+    """Return the path; raise UserError if it has none of `endings`, or if it cannot be written."""
     if path.suffix.lower() not in endings:
         raise UserError(f"--out {path}: the file name must end in {'one of ' * (len(endings) > 1)}{', '.join(endings)}")
     return require_writable(path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's ending; a line names characters that no font of it has."""
+    """Write a figure in the format of the file's ending; print a message about characters that its fonts lack."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
     fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
@@ -324,7 +331,7 @@ def save(figure: Figure, path: Path) -> None:
     drawn = {ord("\n")}.union(*(font.get_charmap() for font in fonts))
     if missing := sorted({letter for letter in texts if ord(letter) not in drawn}):
         letters = "".join(missing[:20])
-        say(f"{path}: its font has no {letters}, and shows boxes: kvt maps --html shows these characters")
+        say(f"{path}: its font has no {letters}, and shows boxes instead: kvt maps --html shows these characters")
 
 
 def _inputs(task: "Task", batch: Any) -> tuple[Tensor, ...]:
@@ -336,7 +343,7 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
     height, width, channels = picture.shape
     whole = (0, width, height, 0)
     axes.imshow(picture.squeeze(-1) if channels == 1 else picture, cmap="gray", extent=whole, aspect="auto")
-    share = heat[head] / heat[head].max().clamp(min=1e-12)  # of the most that a patch gets
+    share = heat[head] / heat[head].max().clamp(min=1e-12)  # relative to the largest weight of a patch
     veil = torch.cat([torch.ones(*share.shape, 3), (0.85 * (1 - share))[..., None]], dim=-1)
     axes.imshow(veil, extent=whole, aspect="auto", interpolation="nearest")
     axes.set_title(f"head {head + 1}, what the class token sees", fontsize=FONT, pad=2)
@@ -345,7 +352,7 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
 
 
 def _draw_eigenvalues(axes: Axes, spectra: Tensor) -> None:
-    """Draw eigenvalues, complex (heads, N), within the unit circle, each head in a colour."""
+    """Draw eigenvalues, complex (heads, N), in the unit circle, with a colour for every head."""
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.7", linewidth=0.6))
     axes.axhline(0, color="0.7", linewidth=0.6)
     axes.axvline(0, color="0.7", linewidth=0.6)
@@ -368,5 +375,5 @@ def _side(layer: Layer) -> float:
 
 
 def _room_for_labels(layer: Layer, side: int) -> float:
-    """Return the inches that the longest label of the rows (0) or columns (1) needs."""
+    """Return the space in inches for the longest label of the rows (`side` = 0) or of the columns (`side` = 1)."""
     return 0.05 + 0.06 * (max(map(len, layer.labels[side])) if layer.labels and _is_readable(layer.weights) else 2)

@@ -1,4 +1,4 @@
-"""A page to explore attention maps in a browser: one HTML file that loads nothing else."""
+"""An HTML page to explore attention maps in a browser, in one file that loads no other files."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from kvt.view.maps import Example, Layer, describe
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
 LEVELS = 65535
-"""The integer that the largest weight of a map is stored as, in 16 bits; the others in proportion."""
+"""The 16-bit integer that stands for the largest weight of a map; other weights are stored in proportion."""
 
 
 def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:
@@ -43,7 +43,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
 
 
 def _data_url(picture: Tensor) -> str:
-    """Return a picture, uint8 (H, W, C), as the data URL of a PNG."""
+    """Encode a picture, uint8 (H, W, C), as the data URL of a PNG."""
     file = BytesIO()
     Image.fromarray(picture.squeeze(-1).numpy()).save(file, "png")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"

@@ -156,7 +156,7 @@ class UniformMap(QKV):
 @pytest.mark.parametrize("name", ["identity", f"{__name__}.UniformMap"])
 def test_a_map_without_logits_has_none_to_leave_out(name):
     SMALL.layer(name, attend_self=True)
-    with pytest.raises(UserError, match=r"attend_self=False: (Identity|UniformMap) has no softmax"):
+    with pytest.raises(UserError, match=r"attend_self=False: (Identity|UniformMap) has no logits"):
         SMALL.layer(name, attend_self=False)
 
 

@@ -64,17 +64,17 @@ def packed() -> dict[str, bytes]:
         ),
         (
             "for".encode("utf-16-be"),
-            " is UTF-16 or no text: 3 of its 6 bytes are NUL: convert the original, e.g. iconv -f UTF-16BE",
+            " is UTF-16 or not a text: 3 of its 6 bytes are NUL: convert the original, e.g. iconv -f UTF-16BE",
         ),
         (
             "für".encode("utf-16-le"),
-            " is UTF-16 or no text: 3 of its 6 bytes are NUL: convert the original, e.g. iconv -f UTF-16LE",
+            " is UTF-16 or not a text: 3 of its 6 bytes are NUL: convert the original, e.g. iconv -f UTF-16LE",
         ),
         (b"\xff\xfe" + "für".encode("utf-16-le"), " is UTF-16: convert it, e.g. iconv -f UTF-16 -t UTF-8"),
         (b"\xfe\xff" + "für".encode("utf-16-be"), " is UTF-16: convert it, e.g. iconv -f UTF-16 -t UTF-8"),
         ("für".encode("utf-32"), " is UTF-32: convert it, e.g. iconv -f UTF-32 -t UTF-8"),
-        ("for".encode("utf-16-le"), " is UTF-16 or no text: 3 of its 6 bytes are NUL: convert the original"),
-        ("for".encode("utf-16").decode("latin1").encode(), " is UTF-16 or no text: 3 of its 10 bytes are NUL"),
+        ("for".encode("utf-16-le"), " is UTF-16 or not a text: 3 of its 6 bytes are NUL: convert the original"),
+        ("for".encode("utf-16").decode("latin1").encode(), " is UTF-16 or not a text: 3 of its 10 bytes are NUL"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_named(tmp_path, raw, message):

@@ -118,10 +118,10 @@ def test_translations_keep_their_cross_attention(in_tmp_dir, trained):
             ["--attn", "q-kv", "--how", "keep"],
             "--how 'keep': did you mean 'keep_v'? choose from keep_k, keep_v",
         ),
-        (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: in QKV nothing shares that projection"),
+        (["--attn", "qkv", "--how", "keep_k"], "--how keep_k: QKV does not share that projection"),
         (["--attn", "q-kv", "--attn_kwargs", "kv_heads"], "--attn_kwargs: Expected a <class 'dict'>"),
         (["--attn", "q-kv", "--attn_kwargs.heads", "2"], "attn_kwargs: heads is set by the model"),
-        (["--attn", "kv+phase", "--attn_kwargs.phase", "learned"], "kv+phase: kv has no angles, which it would have"),
+        (["--attn", "kv+phase", "--attn_kwargs.phase", "learned"], "kv+phase: kv has no weight angles to copy"),
         (["--attn", "q-kv", "--out", "missing/new.ckpt"], "--out missing/new.ckpt: cannot write"),
     ],
 )
@@ -147,12 +147,12 @@ def test_layers_that_share_and_models_that_were_made_wider_stay_so(kvt, experime
 def test_the_checkpoints_of_a_run_stay_its_own(mistake, trained):
     path = trained("characters")
     before = path.read_bytes()
-    assert f"--out {path}: the checkpoints of" in mistake(convert, path, "--attn", "kv", "--out", path)
+    assert f"--out {path}: is inside the folder of the run" in mistake(convert, path, "--attn", "kv", "--out", path)
     assert path.read_bytes() == before
 
 
 def test_a_run_with_more_than_projections_is_named(mistake, experiment):
     path = experiment("characters", *SMALL["characters"], "--attn", "kv+pos")["path"].parent
-    assert "attn=kv+pos has more than projections to map: convert runs of qkv, kv, q-kv, k" in mistake(
+    assert "attn=kv+pos has weights that cannot be converted: convert runs of qkv, kv, q-kv, k" in mistake(
         convert, path, "--attn", "kv"
     )

@@ -198,6 +198,56 @@ def test_onnx_takes_batches_of_any_size_and_texts_of_any_length(trained, says, t
             assert_close(torch.as_tensor(found), model(*parts), atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("task", ["reverse", "translation"])
+def test_the_card_runs_the_graph_without_kvt(trained, says, monkeypatch, capsys, task):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    says("export", trained(task), "--out", "house", "--onnx")
+    model, page = kvt.load("house"), Path("house/README.md").read_text()
+    monkeypatch.chdir("house")
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], names := {})
+    ones = [torch.ones(1, 8, dtype=torch.long)] * len(names["session"].get_inputs())
+    assert names["logits"].shape[::2] == model(*ones).shape[::2]
+
+
+def test_the_card_of_a_language_model_counts_its_tokens_and_has_no_tokenizer(in_tmp_dir, says):
+    Path("mine.txt").write_text("one two three " * 200)
+    words = [
+        "--text",
+        "mine.txt",
+        "--tokenizer",
+        "bpe",
+        "--data_dir",
+        ".",
+        "--length",
+        "8",
+        "--dim",
+        "16",
+        "--depth",
+        "1",
+    ]
+    says("run", "language_model", *words, "--heads", "2", "--max_steps", "1", "--enable_progress_bar", "false")
+    (run,) = Path("lightning_logs").glob("*/*/*")
+    says("export", run, "--out", "house")
+    page, model = Path("house/README.md").read_text(), kvt.load("house")
+    assert f"| `vocab_size` | {len(model.vocabulary.pieces)} |" in page
+    learned = model.hparams["spec"]["tokenizer"]
+    Path("tokens.json").write_text(learned)
+    checkpoint = torch.load(run / "checkpoints" / "best.ckpt", weights_only=False)
+    checkpoint["datamodule_hyper_parameters"]["tokenizer"] = learned  # as in a model that was imported
+    torch.save(checkpoint, "imported.ckpt")
+    says("export", "imported.ckpt", "--out", "imported")
+    assert max(map(len, Path("imported/README.md").read_text().splitlines())) < 500
+
+
+def test_the_card_of_a_model_that_was_not_measured_says_so(trained, says):
+    says("convert", trained("reverse"), "--attn", "qkv", "--out", "new.ckpt")
+    says("export", "new.ckpt", "--out", "house")
+    page = Path("house/README.md").read_text()
+    assert "kvt validate --ckpt_path house" in page
+    assert "Its results" not in page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reverse", "cifar10", "characters"])
 def test_torch_exports_it_with_a_dynamic_batch(trained, task):
@@ -229,7 +279,7 @@ def test_mistakes(mistake, monkeypatch, words, told):
     assert told in mistake(main)
 
 
-NOT_ITS_WEIGHTS = "model.safetensors is not what its config.json names"
+NOT_ITS_WEIGHTS = "model.safetensors does not match the SHA-256 in config.json"
 
 
 @pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
@@ -328,4 +378,4 @@ def test_what_is_no_export_is_not_replaced(trained, mistake, monkeypatch, name, 
     Path("house").mkdir()
     make(Path("house", name))
     monkeypatch.setattr("sys.argv", ["kvt", "export", str(trained("reverse")), "--out", "house"])
-    assert f"--out house: its {name} is not of kvt export" in mistake(main)
+    assert f"--out house: its {name} was not written by kvt export" in mistake(main)

@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_from_an_average_says_so(experiment, kvt, capfd):
 
 def test_a_run_with_an_average_is_converted_from_its_export(in_tmp_dir, says):
     train(small("reverse", attn="qkv", callbacks=[EMA]), "mine")
-    with pytest.raises(UserError, match="moments of other weights: convert what kvt export writes of it"):
+    with pytest.raises(UserError, match="not of these weights: export the run with kvt export, and convert the export"):
         convert(Checkpoint("mine"), "kv", "mean", {}, {})
     says("export", "mine", "--out", "exported")
     assert convert(Checkpoint("exported"), "kv", "mean", {}, {})["state_dict"]

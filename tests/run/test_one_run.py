@@ -181,7 +181,7 @@ def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
 @pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_time": "00:00:00:00"}])
 def test_limits_of_a_run_that_continues_another_cover_both(in_tmp_dir, limit):
     last = kvt.train(REVERSE).folder / "checkpoints" / "last.ckpt"
-    with pytest.raises(UserError, match="nothing was trained: --max_epochs, --max_steps and --max_time cover the run"):
+    with pytest.raises(UserError, match="nothing was trained: --max_epochs, --max_steps and --max_time include"):
         kvt.train(kvt.RunConfig.from_checkpoint(last).changed(**{"max_epochs": 2} | limit))
 
 

@@ -214,7 +214,7 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     texts = [text.replace("\r\n", "\n") for text in texts]
     parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
     if not parts:
-        with pytest.raises(UserError, match="nothing but separators"):
+        with pytest.raises(UserError, match="has nothing but separators"):
             token_file(corpus, tmp_path)
         return
     file = token_file(corpus, tmp_path)
@@ -266,14 +266,14 @@ def test_a_file_is_a_text_as_a_whole_or_left_out_and_it_is_said_how_many_are(tmp
     for _ in range(2):  # the second time from the cache
         data.setup("fit")
         said = capfd.readouterr().err
-        assert "left out are 2 of 6 files, which are not UTF-8, such as latin" in said
+        assert "left out: 2 of 6 files, which are not UTF-8, such as latin" in said
         assert len([line for line in said.splitlines() if "left out" in line]) == 1
         assert said.strip().endswith(data.notes["left_out"])
         assert "good" not in data.tokens.text(data.splits["val"][2].tolist())
         data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
     for path in root.glob("[0-9].txt"):
         path.unlink()
-    with pytest.raises(UserError, match=r"none of 2 files is a text: .*latin.\.txt is not UTF-8 at byte"):
+    with pytest.raises(UserError, match=r"none of 2 files is a text, for example: .*latin.\.txt is not UTF-8 at byte"):
         token_file(Corpus(root), tmp_path)
 
 
@@ -530,7 +530,7 @@ def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pair
 
 MISTAKES = [
     (["--tokenizer", "pairs.json"], "pairs.json is missing"),
-    (["--tokenizer", "broken.json"], "--tokenizer broken.json is no tokenizer.json"),
+    (["--tokenizer", "broken.json"], "--tokenizer broken.json is not a tokenizer.json"),
     (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
     (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
     (["--length", "90000"], "too few for length=90000"),

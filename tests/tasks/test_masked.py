@@ -110,6 +110,6 @@ def test_a_run_is_measured_and_predicts_as_any_other(experiment, kvt):
     task = load(run)
     lengths = {len(task.vocabulary.encode(row["target"])) for row in rows[:-1]}
     assert lengths <= {3, 4}  # of 24 tokens; the end of a document is no text
-    with pytest.raises(UserError, match="writes no text"):
+    with pytest.raises(UserError, match="cannot continue a text"):
         task.write("def", 3)
     assert task.sample() is None

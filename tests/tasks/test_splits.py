@@ -46,7 +46,7 @@ def test_lists_are_apart_even_if_there_are_only_just_enough(length, share, seed)
 
 def test_more_lists_than_there_are_is_refused(mistake, experiment):
     DigitLists(length=2, train_size=80, val_size=10, test_size=10).load()
-    with pytest.raises(UserError, match="length=2 makes"):
+    with pytest.raises(UserError, match="length=2 gives"):
         DigitLists(length=2, train_size=80, val_size=10, test_size=11)
     assert "length=2" in mistake(experiment, "reverse", *SMALL_LISTS, "--length", "2")
 

@@ -141,7 +141,7 @@ def test_all_sentences_that_cannot_be_used_are_told_at_once(root, tmp_path):
     assert str(told.value) == (
         f"5 of 36 pairs cannot be used: {tmp_path}/train.en, line 3 is empty; {tmp_path}/train.en, line 4 is empty; "
         f"{tmp_path}/train.de, line 5 has 21 tokens with <bos> and <eos>, more than --max_len 20; …: "
-        "mend these lines in both files, or leave such pairs out with --drop_pairs true"
+        "correct these lines in both files, or leave such pairs out with --drop_pairs true"
     )
 
 
