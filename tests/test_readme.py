@@ -12,6 +12,8 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+import torch
+from torch.testing import assert_close
 
 from kvt.cli.lightning_cli import TRAINING, run_words
 from kvt.cli.main import COMMANDS as OTHER_COMMANDS
@@ -59,6 +61,7 @@ FILES = {  # of the user's own
     "my_task.py": block("python", "class Largest"),
     "my_task.yaml": block("yaml", "my_task.Largest"),
     "my_sums.py": block("python", "class Sums"),
+    "my_sharp.py": block("python", "class Sharp"),
     "my_parity.py": block("python", "class Parity"),
     "my_parity.yaml": block("yaml", "my_parity.Parity"),
     "my_parity_grid.yaml": block("yaml", "[my_parity.yaml]"),
@@ -241,6 +244,25 @@ def test_the_task_of_the_guide_runs_in_fit_in_a_study_and_in_its_report(in_tmp_d
     report = Path("lightning_logs/study/reports/my_parity_grid-full/report.md").read_text()
     assert "8 runs: 8 finished" in report
     assert "## Test said to be odd" in report
+
+
+def test_the_penalty_of_the_guide_is_a_term_of_the_loss_and_lowers_the_entropy(in_tmp_dir):
+    (in_tmp_dir / "my_sharp.py").write_text(FILES["my_sharp.py"])
+    torch.manual_seed(0)
+    task = runpy.run_path("my_sharp.py")["Sharp"]({"vocab_size": 10, "length": 8}, attn="kv", dim=16, dropout=0.0)
+    digits = torch.randint(10, (4, 8))
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    entropies = []
+    for _ in range(20):
+        computed = task.compute_metrics((digits, digits.flip(1)))
+        entropies.append(computed["entropy"])
+        assert_close(computed["loss"], computed["found"].loss + 0.1 * computed["entropy"])
+        optimizer.zero_grad()
+        computed["entropy"].backward()
+        optimizer.step()
+    assert entropies[-1] < entropies[0]
+    computed = task.eval().compute_metrics((digits, digits.flip(1)))
+    assert computed["loss"] == computed["found"].loss
 
 
 def test_every_configuration_is_offered_by_a_script():

@@ -64,13 +64,6 @@ class CausalLM(nn.Module):
         """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
-    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        """Return `forward(tokens)[places]`, (count, vocab_size), and compute the head only at these places.
-
-        `places` are the rows and the columns of `tokens`, two tensors int64 (count).
-        """
-        return self.head(self.states(tokens)[places])
-
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
 
@@ -113,11 +106,8 @@ class Compressor(CausalLM):
         self.places = nn.Embedding(length, dim)
         self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the tokens themselves: int64 (B, N) → (B, N, vocab_size)."""
-        state = self.states(tokens)[:, -1:]
+    def states(self, tokens: Tensor) -> Tensor:
+        """Return the input of the head at each position: int64 (B, N) → (B, N, dim)."""
+        state = super().states(tokens)[:, -1:]
         places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(self.decoder(state + places))
-
-    def logits_at(self, places: tuple[Tensor, ...], tokens: Tensor) -> Tensor:
-        return self(tokens)[places]
+        return self.decoder(state + places)

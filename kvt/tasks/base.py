@@ -7,15 +7,14 @@ from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
 from pkgutil import resolve_name
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from kvt.data.tokens import IGNORE
-from kvt.models.losses import cross_entropy, kl_divergence
+from kvt.models.losses import Losses, Predictions, Teacher, cross_entropy
 from kvt.system.errors import UserError, import_class, require_positive
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import Together, make_optimizer
@@ -112,15 +111,21 @@ class Task(L.LightningModule, ABC):
 
         A metric is either a tensor with one number, the mean over the predictions of the batch; or a pair of a sum and
         its divisor, which are added up over all batches before the division. For a metric with `bins`, sum and divisor
-        have one entry per bin. A task that returns "logits" can learn from a teacher. A task may return some metrics in
-        eval mode only.
+        have one entry per bin. A task whose loss is that of `losses`, and which returns the result of `losses` as
+        "found", can learn from a teacher. A task may return some metrics in eval mode only.
         """
 
-    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
-        """Return the logits of all predictions of a batch, (…, C); `computed` is the result of `compute_metrics`."""
-        if "logits" not in computed:
-            raise self._error('compute_metrics must return "logits", (…, C), to learn from a --teacher')
-        return cast(Tensor, computed["logits"])
+    def predictions(self, batch: Any) -> Predictions:
+        """Return the logits of a batch, or the states and the head, and the right classes, for `losses`."""
+        raise self._error("predictions must return kvt.models.losses.Predictions, for its losses and for a --teacher")
+
+    def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
+        """Return the cross-entropy of `predictions`. In training, the divergence from a `--teacher` is added."""
+        teacher = None
+        for one in self.teachers if self.training else ():
+            with torch.no_grad():
+                teacher = Teacher(one.predictions(batch), self.temperature, self.teacher_weight)
+        return cross_entropy(self.predictions(batch), smoothing, teacher)
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
@@ -301,6 +306,8 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
+        if self.teachers and "found" not in computed:
+            raise self._error('compute_metrics must return "found", its self.losses(batch), to learn from a --teacher')
         numbers = [name for name, value in computed.items() if is_measured(value)]
         wanted = [metric.name for metric, _ in self._means(stage)]
         if missing := [name for name in ("loss", *wanted) if name not in numbers]:
@@ -311,12 +318,6 @@ class Task(L.LightningModule, ABC):
             raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
         if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
             raise self._error(f"num_predictions must return the number of predictions in a batch, not {weight!r}")
-        for teacher in self.teachers if stage == "train" else ():
-            with torch.no_grad():
-                theirs = teacher.predicted_logits(batch, teacher.compute_metrics(batch))
-            ours, warmth = self.predicted_logits(batch, computed), self.temperature
-            divergence = kl_divergence(theirs / warmth, ours / warmth)
-            computed = {**computed, "loss": computed["loss"] + self.teacher_weight * warmth**2 * divergence}
         self.measure(stage, computed, weight)
         return computed
 
@@ -380,21 +381,19 @@ class Classification(Task):
     monitor = "val/acc"
     smoothing: float = 0.0  # of the targets, in training
 
-    def compute_metrics(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """Return loss and accuracy over all targets, and the logits."""
-        inputs, targets = batch
-        logits = self(inputs)
-        loss = cross_entropy(logits, targets, smoothing=self.smoothing if self.training else 0.0)
-        right = (logits.argmax(-1) == targets).sum(dtype=loss.dtype)
-        return {"loss": loss, "acc": right / self.num_predictions(batch), "logits": logits}
+    def compute_metrics(self, batch: Any) -> dict[str, Any]:
+        """Return loss and accuracy over all targets, the logits, and what `losses` returned."""
+        found = self.losses(batch, self.smoothing if self.training else 0.0)
+        right = found.right.sum(dtype=found.loss.dtype)
+        return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
 
-    def predicted_logits(self, batch: Any, computed: Mapping[str, Any]) -> Tensor:
-        return super().predicted_logits(batch, computed)[batch[1] != IGNORE]
+    def predictions(self, batch: Any) -> Predictions:
+        return Predictions(self(batch[0]), batch[1])
 
-    def num_predictions(self, batch: tuple[Tensor, Tensor]) -> int | Tensor:
+    def num_predictions(self, batch: Any) -> int | Tensor:
         return batch[1].numel()
 
-    def caption(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> str:
+    def caption(self, outputs: Tensor, batch: Any) -> str:
         """Return the true and the predicted class if the example has one prediction, else ""."""
         if batch[1].numel() > 1:
             return ""
@@ -411,7 +410,7 @@ class Classification(Task):
         inputs = inputs.to(self.device)
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Return the most probable class of every prediction, its probability, and the target."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)

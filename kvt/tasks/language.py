@@ -48,7 +48,7 @@ from kvt.models import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
-from kvt.models.losses import cross_entropy
+from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
 from kvt.tasks.base import Classification
@@ -465,9 +465,12 @@ class LanguageTask(BlockTask, Classification):
         symbols = len(self.vocabulary.vocab)
         require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
 
+    def predictions(self, batch: Any) -> Predictions:
+        return Predictions(self.model.states(batch[0]), batch[1], self.model.head)
+
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
-        return computed | {"ppl": computed["loss"]}
+        return computed | {"ppl": computed["found"].nll}
 
     def num_predictions(self, batch: Any) -> Tensor:
         count: Tensor = (batch[1] != IGNORE).sum()
@@ -570,7 +573,7 @@ class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         computed = super().compute_metrics(batch)
-        return computed | {"bpc": computed["loss"] / log(2)}
+        return computed | {"bpc": computed["ppl"] / log(2)}
 
 
 class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
@@ -666,17 +669,11 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
         return model
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return the metrics, the logits, and "nll", −log p of the targets, (B, N), which is 0 without a target."""
-        inputs, targets, real = batch
-        logits = self(inputs)
-        nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        right = (logits.argmax(-1) == targets).sum(dtype=nll.dtype)
-        count = self.num_predictions(batch)
-        loss = nll.sum() / count
-        computed = {"loss": loss, "acc": right / count, "ppl": loss, "nll": nll, "logits": logits}
+        computed, (_, targets, real) = super().compute_metrics(batch), batch
         if self.training:
             return computed
-        reals, served = real.sum(), count  # only in eval mode: selecting real targets makes the CPU wait for the GPU
+        # only in eval mode: selecting real targets makes the CPU wait for the GPU
+        nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
         total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
         padding = {"padding": (served - reals, served)}
         return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding

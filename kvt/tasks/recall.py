@@ -9,7 +9,7 @@
 [[-100, -100, -100, -100, 7, -100, 9, -100], [-100, -100, -100, -100, 11, -100, 10, -100]]
 >>> task = RecallTask(data.spec, attn="kv", dim=8)
 >>> computed = task.compute_metrics(batch)
->>> computed["loss"].shape, computed["right"].shape, task.num_predictions(batch).item()
+>>> computed["loss"].shape, computed["found"].right.shape, task.num_predictions(batch).item()
 (torch.Size([]), torch.Size([4]), 4)
 """
 
@@ -29,11 +29,12 @@ from kvt.data.splits import draw_apart
 from kvt.data.tokens import IGNORE
 from kvt.models.causal_lm import CausalLM, Compressor
 from kvt.models.embedding import make_embedding
-from kvt.models.losses import cross_entropy
+from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
+from kvt.tasks.base import Classification
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
-from kvt.tasks.metrics import ACC, LOSS, Metric, by_bin
+from kvt.tasks.metrics import Metric, by_bin
 from kvt.tasks.options import BlockTask
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -476,7 +477,7 @@ def _split(length: int) -> str:
     return f"test_{length}"
 
 
-class RecallTask(BlockTask, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
+class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
     """Task of answering the questions in a sequence; model `CausalLM`, or `Compressor` for compression.
 
     The model's head is computed only at positions with a question. The test also records three kinds of accuracy:
@@ -497,12 +498,11 @@ class RecallTask(BlockTask, heads=1, expansion=0, dropout=0.0, warmup=1, schedul
 
     unit = "answers"
     metrics = (
-        *(LOSS, ACC),
+        *Classification.metrics,
         Metric("acc_{}_back", "accuracy {} places back", better="more", highest=1, stages=("test",)),
         Metric("acc_{}_asked", "accuracy of {} questions", better="more", highest=1, stages=("test",)),
         Metric("acc_{}_long", "accuracy at length {}", better="more", highest=1, stages=("test",)),
     )
-    monitor = "val/acc"
     required_spec = ("vocab_size", "length")
     model: CausalLM
 
@@ -536,18 +536,13 @@ class RecallTask(BlockTask, heads=1, expansion=0, dropout=0.0, warmup=1, schedul
     def check_causality(self) -> None:
         if not self.model.causal:
             return
-        symbols = self.hparams["spec"]["vocab_size"]
-        require_causal(self.hparams["attn"], self.model, self.model.states, self.model.embedding.max_len, symbols)
+        symbols, states = self.hparams["spec"]["vocab_size"], partial(CausalLM.states, self.model)
+        require_causal(self.hparams["attn"], self.model, states, self.model.embedding.max_len, symbols)
 
-    def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return loss and accuracy over all questions, whether each answer is right, (count), and the logits."""
-        symbols, answers, _ = batch
-        # before the forward pass, since counting the questions makes the CPU wait for the GPU
-        asked = (answers != IGNORE).nonzero(as_tuple=True)
-        logits, wanted = self.model.logits_at(asked, symbols), answers[asked]
-        loss = cross_entropy(logits, wanted, smoothing=self.smoothing if self.training else 0.0)
-        right = logits.argmax(-1) == wanted
-        return {"loss": loss, "acc": right.to(loss.dtype).mean(), "right": right, "logits": logits}
+    def predictions(self, batch: Batch) -> Predictions:
+        """Return the predictions at the positions with a question."""
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass: the CPU waits for the GPU
+        return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1] != IGNORE).sum()
@@ -555,7 +550,7 @@ class RecallTask(BlockTask, heads=1, expansion=0, dropout=0.0, warmup=1, schedul
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         _, answers, distance = batch
         asked, computed = answers != IGNORE, self.compute_metrics(batch)
-        right = computed["right"]
+        right = computed["found"].right
         binned = {"long": (right, torch.full_like(answers[asked], dataloader_idx))}
         if not dataloader_idx:  # longer sequences count only in the accuracy by length
             times = asked.sum(1, keepdim=True).expand_as(asked)[asked]

@@ -25,7 +25,6 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
-from kvt.attention.ordinary import is_plain
 from kvt.data import hub
 from kvt.data.download import Remote, download
 from kvt.data.hub import is_hub
@@ -35,7 +34,7 @@ from kvt.data.texts import fingerprint, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
-from kvt.models.losses import label_smoothed_kl, label_smoothed_kl_of_logits
+from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
@@ -390,20 +389,13 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return batch[0], batch[1][:, :-1]  # nothing follows the last token
 
+    def predictions(self, batch: Batch) -> Predictions:
+        return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
+
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
         """Return the smoothed loss, and as "ppl" the mean of −log p of the true words, both in nats per token."""
-        states, last = self.model.states(*self.inputs(batch)).flatten(0, 1), self.model.generator  # (B · N, dim)
-        truth = batch[1][:, 1:].flatten()
-        how: dict[str, Any] = {"smoothing": self.smoothing, "pad": PAD_ID}
-        if is_plain(last):
-            loss, nll = label_smoothed_kl(states, last.weight, last.bias, truth, **how)
-        else:
-            loss, nll = label_smoothed_kl_of_logits(last(states), truth, **how)
-        return {"loss": loss, "ppl": nll, "states": states}
-
-    def predicted_logits(self, batch: Batch, computed: Mapping[str, Any]) -> Tensor:
-        """Return the logits of all target words except padding, (P, V), which the loss does not keep in memory."""
-        return self.model.generator(computed["states"][batch[1][:, 1:].flatten() != PAD_ID])
+        found = self.losses(batch, self.smoothing)
+        return {"loss": found.loss, "ppl": found.nll, "found": found}
 
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_ID).sum()

@@ -164,14 +164,17 @@ def test_the_other_language_models_write_what_ours_writes(library, name, load):
     assert torch.equal(write(prompt, 9), decoding.our_sample(ours, prompt, 9))
 
 
-def test_the_dense_loss_equals_ours():
+@pytest.mark.parametrize("losses", [loss.LOSSES, loss.PLAIN])
+def test_the_other_losses_equal_ours(losses):
     torch.manual_seed(0)
     generator, hidden = nn.Linear(6, 12).double(), torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     target = torch.randint(12, (9,)).index_fill(0, torch.tensor([2, 5]), loss.PAD)
-    ours, dense = (way(generator, hidden, target) for way in loss.LOSSES.values())
-    assert_close(ours, dense)
     wanted = [hidden, *generator.parameters()]
-    assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(dense, wanted))
+    ours, *others = (way(generator, hidden, target) for way in losses.values())
+    gradients = torch.autograd.grad(ours, wanted)
+    for other in others:
+        assert_close(other, ours)
+        assert_close(torch.autograd.grad(other, wanted), gradients)
 
 
 @pytest.mark.parametrize("attn", decoding.PAPER)
@@ -207,7 +210,7 @@ def test_both_pipelines_normalise_alike(monkeypatch):
 SIZES = {
     attention: {"SIZES": [attention.Size(2, 5, 8)], "SIDE": 16},
     decoding: {"SENTENCES": 20, "PARTS": {"translation": decoding.translation}},
-    loss: {"TOKENS": 9, "DIM": 6, "SYMBOLS": 12},
+    loss: {"TRANSLATION": (9, 12), "LANGUAGE": (8, 300), "DIM": 6, "BATCH": 2, "LENGTH": 4},
     pipeline: {"IMAGES": 6, "BATCH": 3, "WORKERS": (0, 1)},
     training: {
         "BATCH": 2,

@@ -1,14 +1,16 @@
-"""The label-smoothed loss against the divergence from dense targets."""
+"""The cross-entropy in chunks against dense formulas, in both forms of label smoothing and with a teacher."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.testing import assert_close
 
 from kvt.bench.measure import peak_bytes
-from kvt.models.losses import CHUNK, label_smoothed_kl, label_smoothed_kl_of_logits
+from kvt.data.tokens import IGNORE
+from kvt.models.losses import CHUNK, LARGE, Predictions, Teacher, cross_entropy, linear_cross_entropy
 
 
 def dense(logits, target, smoothing, pad):
@@ -20,6 +22,15 @@ def dense(logits, target, smoothing, pad):
         t[target[row]] = 1 - smoothing
         total = total + (torch.xlogy(t, t) - t * logits[row].log_softmax(-1)).sum()
     return total / real.sum()
+
+
+def smoothed_kl(x, weight, bias, target, *, smoothing, pad, **settings):
+    found = Predictions(x, target, ignore=pad)
+    return linear_cross_entropy(found, weight, bias, smoothing, **settings)[:2]
+
+
+def smoothed_kl_of_logits(logits, target, *, smoothing, pad):
+    return cross_entropy(Predictions(logits, target, ignore=pad), smoothing)[:2]
 
 
 def last_layer(rows, symbols, pad, dtype=torch.float64, seed=0):
@@ -45,7 +56,7 @@ def test_it_is_the_dense_divergence_in_value_and_gradients_for_any_chunk(symbols
     x, weight, bias, target = last_layer(rows, symbols, pad, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvt.models.losses.CHUNK", chunk)
-        ours, nll = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=pad)
+        ours, nll = smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=pad)
     logits = F.linear(x, weight, bias)
     plain = dense(logits, target, smoothing, pad)
     assert_close(ours, plain, atol=1e-10, rtol=1e-10)
@@ -61,7 +72,7 @@ def test_it_is_the_dense_divergence_in_value_and_gradients_for_any_chunk(symbols
 def test_in_half_precision_it_is_as_accurate_as_the_logits(smoothing):
     x, weight, bias, target = last_layer(300, 40, 1, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, nll = label_smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=1)
+        ours, nll = smoothed_kl(x, weight, bias, target, smoothing=smoothing, pad=1)
         plain = dense(F.linear(x, weight, bias).float(), target, smoothing, 1)
     assert ours.dtype == nll.dtype == torch.float32
     assert_close(ours, plain, atol=1e-4, rtol=1e-4)
@@ -73,16 +84,16 @@ def test_in_half_precision_it_is_as_accurate_as_the_logits(smoothing):
 
 def test_without_gradients_it_is_the_same():
     x, weight, bias, target = last_layer(300, 40, 1)
-    ours = label_smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1)
+    ours = smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1)
     with torch.no_grad():
-        assert_close(label_smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1), ours, atol=0, rtol=0)
+        assert_close(smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1), ours, atol=0, rtol=0)
 
 
 def test_one_chunk_of_logits_is_in_memory_at_once():
     x, weight, bias, target = last_layer(16 * CHUNK, 500, 1, torch.float32)
 
     def gradients():
-        torch.autograd.grad(label_smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1)[0], (x, weight, bias))
+        torch.autograd.grad(smoothed_kl(x, weight, bias, target, smoothing=0.1, pad=1)[0], (x, weight, bias))
 
     assert peak_bytes(gradients, "cpu") < 4 * CHUNK * 500 * 4
 
@@ -91,7 +102,7 @@ def test_one_chunk_of_logits_is_in_memory_at_once():
 def test_it_can_be_differentiated_twice(smoothing):
     *tensors, target = last_layer(4, 6, 1)
     assert torch.autograd.gradgradcheck(
-        lambda *tensors: 3 * label_smoothed_kl(*tensors, target, smoothing=smoothing, pad=1)[0], tensors
+        lambda *tensors: 3 * smoothed_kl(*tensors, target, smoothing=smoothing, pad=1)[0], tensors
     )
 
 
@@ -99,9 +110,93 @@ def test_it_can_be_differentiated_twice(smoothing):
 def test_of_the_logits_it_is_the_same(smoothing):
     x, weight, bias, target = last_layer(300, 40, 1)
     settings = {"smoothing": smoothing, "pad": 1}
-    ours, nll = label_smoothed_kl(x, weight, bias, target, **settings)
-    theirs, their_nll = label_smoothed_kl_of_logits(F.linear(x, weight, bias), target, **settings)
+    ours, nll = smoothed_kl(x, weight, bias, target, **settings)
+    theirs, their_nll = smoothed_kl_of_logits(F.linear(x, weight, bias), target, **settings)
     assert_close((ours, nll), (theirs, their_nll))
     assert not their_nll.requires_grad
     wanted = x, weight, bias
     assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted))
+
+
+def plain(logits, target, smoothing=0.0, teacher=None):
+    """`F.cross_entropy`, and the weighted divergence from the teacher, place by place."""
+    loss, real = F.cross_entropy(logits, target, label_smoothing=smoothing), target != IGNORE
+    if teacher is None:
+        return loss
+    (theirs, *_), warmth, weight = teacher
+    p, q = ((x[real] / warmth).softmax(-1) for x in (theirs, logits))
+    return loss + weight * warmth**2 * (p * (p / q).log()).sum() / real.sum()
+
+
+def masked_layer(rows=7, symbols=12, **settings):
+    *tensors, target = last_layer(rows, symbols, 1, **settings)
+    return *tensors, target.masked_fill(torch.arange(rows) % 3 == 1, IGNORE)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 9])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("taught", [False, True])
+def test_in_chunks_it_is_the_dense_loss_in_value_gradients_and_each_target(chunk, smoothing, taught, monkeypatch):
+    monkeypatch.setattr("kvt.models.losses.CHUNK", chunk)
+    *tensors, target = masked_layer()
+    teacher = Teacher(Predictions(torch.randn(7, 12, dtype=torch.float64), target), 2.0, 0.3) if taught else None
+    found = linear_cross_entropy(Predictions(tensors[0], target), *tensors[1:], smoothing, teacher)
+    logits = F.linear(*tensors)
+    wanted = plain(logits, target, smoothing, teacher)
+    assert_close(found.loss, wanted)
+    gradients = torch.autograd.grad(3 * found.loss, tensors)
+    assert_close(gradients, torch.autograd.grad(3 * wanted, tensors, retain_graph=True))
+    assert_close(found.each, F.cross_entropy(logits.detach(), target, reduction="none"))
+    assert_close(found.nll, plain(logits.detach(), target))
+    assert torch.equal(found.right, logits.argmax(-1) == target)
+    assert not any(part.requires_grad for part in found[1:4])
+    whole = cross_entropy(Predictions(logits, target), smoothing, teacher)
+    assert_close(whole[:4], found[:4])
+    assert_close(torch.autograd.grad(3 * whole.loss, tensors), gradients)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_with_a_teacher_and_ignored_targets_it_can_be_differentiated_twice(taught):
+    *tensors, target = masked_layer(4, 6)
+    teacher = Teacher(Predictions(torch.randn(4, 6, dtype=torch.float64), target), 2.0, 0.3) if taught else None
+    assert torch.autograd.gradgradcheck(
+        lambda *parts: linear_cross_entropy(Predictions(parts[0], target), *parts[1:], 0.1, teacher).loss, tensors
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_frozen_weights_get_the_gradients_of_the_dense_loss(tied):
+    _, weight, bias, target = masked_layer()
+    gradients = []
+    for way in (lambda *tensors: linear_cross_entropy(Predictions(tensors[0], target), *tensors[1:]).loss, None):
+        leaf = weight.detach().clone().requires_grad_()
+        tensors = (leaf[:7], leaf if tied else leaf.detach(), bias if tied else None)
+        loss = way(*tensors) if way else plain(F.linear(*tensors), target)
+        first = torch.autograd.grad(loss, leaf, create_graph=True)[0]
+        gradients.append((first, *torch.autograd.grad(first.square().sum(), leaf)))
+    assert_close(*gradients)
+
+
+@pytest.mark.parametrize("symbols", [LARGE - 1, LARGE])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_logits_of_large_plain_heads_alone_never_exist_as_a_whole(symbols, hooked):
+    head, x, target = nn.Linear(5, symbols), torch.randn(2, 4, 5), torch.randint(symbols, (2, 4))
+    calls = []
+    if hooked:
+        head.register_forward_hook(lambda *_: calls.append(1))
+    found = cross_entropy(Predictions(x, target, head))
+    assert (found.logits is None) == (symbols >= LARGE and not hooked)
+    assert len(calls) == hooked
+    assert_close(found.loss, F.cross_entropy(F.linear(x, head.weight, head.bias).flatten(0, 1), target.flatten()))
+    assert found.each.shape == found.right.shape == target.shape
+
+
+def test_a_teacher_takes_no_whole_matrix_either():
+    x, weight, bias, target = last_layer(16 * CHUNK, 500, 1, torch.float32)
+    head = nn.Linear(5, 500).requires_grad_(requires_grad=False)
+    teacher = Teacher(Predictions(torch.randn(16 * CHUNK, 5), target, head), 1.0, 1.0)
+
+    def gradients():
+        torch.autograd.grad(linear_cross_entropy(Predictions(x, target), weight, bias, 0.0, teacher).loss, x)
+
+    assert peak_bytes(gradients, "cpu") < 8 * CHUNK * 500 * 4

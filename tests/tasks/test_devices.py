@@ -74,15 +74,14 @@ def backward(name, attn, step):
     assert {weight.grad.device.type for weight in task.parameters() if weight.grad is not None} == {"meta"}
 
 
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"RecallTask", "TranslationTask"}))
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"RecallTask"}))
 def test_gradients_of_a_task_stay_on_the_device(name):
     backward(name, "kv", lambda task, batch: task.training_step(batch, 0))
 
 
 @pytest.mark.parametrize("attn", ATTENTION)
 def test_gradients_of_an_attention_stay_on_the_device(attn):
-    # not its loss, which asks for the autocast of its device
-    backward("TranslationTask", attn, lambda task, batch: task(*task.inputs(batch)).sum())
+    backward("TranslationTask", attn, lambda task, batch: task.training_step(batch, 0))
 
 
 class HostGradient(KV):
