@@ -293,5 +293,5 @@ def test_the_numbers_of_the_answer_are_those_of_the_claims():
         half = 0.5 * 10.0 ** -len(number.partition(".")[2])
         in_points = any(abs(value - float(number)) <= half + 0.005 for value in known)
         assert in_points or any(abs(value / 100 - float(number)) <= half + 5e-5 for value in known), number
-    solved = re.search(r"reverses lists in\s+(\d+) of (\d+) runs, QKV in (\d+)", answer)
+    solved = re.search(r"reverses lists in\s+(\d+) of (\d+) runs, QKV in\s+(\d+)", answer)
     assert f"solved {solved[1]} against {solved[3]} of {solved[2]}" in claims
