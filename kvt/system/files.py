@@ -134,7 +134,7 @@ def atomically(path: Path) -> Iterator[Path]:
     """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
 
     After an error the temporary file is removed and `path` is unchanged. A killed process leaves at most the
-    temporary file, named *.tmp. Resource limits in the chain of a raised exception get `path` as their filename.
+    temporary file, named `*.tmp`. Resource limits in the chain of a raised exception get `path` as their filename.
     """
     part = _part(path)
     try:

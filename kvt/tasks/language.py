@@ -327,7 +327,7 @@ class TextTokens(TextData):
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set whose rows are documents,
             hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Default: the modules of Python's standard
             library.
-        pattern: shell pattern of the names of files in the folder, such as *.txt.
+        pattern: shell pattern of the names of files in the folder, such as `*.txt`.
         separator: string between the documents of a file; default: every file is one document.
         tokenizer: bytes; or bpe, byte pairs learned from the text; or the path or the content of the tokenizer.json of
             a byte-level BPE. `task.vocabulary.definition` is this content for a trained task.
