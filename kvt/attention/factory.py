@@ -82,11 +82,11 @@ def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
     return name, parse_settings(arguments, f"--attn {name}")
 
 
-def find_attention(attn: str, flag: str = "attn") -> type[nn.Module]:
+def find_attention(attn: str) -> type[nn.Module]:
     """Return the attention class of a registered name or import path; raise UserError if there is no such class."""
     if attn in ATTENTION:
         return ATTENTION[attn]
-    return import_class(attn, flag, nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
+    return import_class(attn, "attn", nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
 
 
 def keyword_arguments(cls: type) -> set[str]:

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from kvt.attention import FORMULAS, AttentionFactory, AttentionSettings
-from kvt.attention.factory import find_attention
+from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
 from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
-from kvt.system.errors import UserError, argument_types
+from kvt.system.errors import UserError, argument_types, choose
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
@@ -39,8 +38,8 @@ class BlockTask(Task):
         norm: position of the layer norm: pre, x + f(LN(x)), or post, LN(x + f(x)).
         activation: activation of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of the model width; 0 leaves them out.
-        match: name of an attention, such as qkv: sets expansion so that the task has as many parameters as with that
-            attention without attn_kwargs, to within half a percent. The result notes the expansion.
+        match: name of one of kvt's attentions, such as qkv: sets expansion so that the task has as many parameters as
+            with that attention without attn_kwargs, to within half a percent. The result notes the expansion.
         dropout: dropout probability in residual branches and feed-forward networks.
         smoothing: label smoothing: share of the target probability that is spread over all classes in training.
         lr: learning rate.
@@ -121,7 +120,7 @@ class BlockTask(Task):
             with MetaParameters():
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
-        find_attention(match, "match")
+        choose("match", match, ATTENTION)  # no import path: checkpoints hold it, and nothing in them is imported
         whole = {"attn_kwargs": None, "share_layers": 1}  # no sharing except by `match` itself
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)

@@ -236,6 +236,7 @@ KNOWN = {
     "an accelerator": (("trainer",), {"accelerator": r"canary\u002eCallback"}),
     "a logger": (("trainer",), {"logger": IMPORT}),
     "a precision": (("trainer",), {"precision": "canary.Callback"}),
+    "an attention to match": (("hyper_parameters", "match"), "canary.KV"),
 }
 
 
