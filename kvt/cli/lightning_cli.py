@@ -46,6 +46,11 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
         if result.metrics:
             folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
             tell(f"\n{table(result.metrics | built.task.metric_notes | folder)}")
+            from kvt.reports.paper import paper_of  # slow to import
+
+            for metric, text in paper_of(config, built.data.task_name):
+                if metric in result.metrics:
+                    tell(text)
             if not tests and "test" in built.data.splits and result.checkpoint:
                 named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
                 tell(f"not tested yet: kvt test --ckpt_path {named}")

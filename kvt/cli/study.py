@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is impo
 
 FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
-FOLDERS, NO_FOLDERS, NO_FORMATS = [FOLDER], list[str](), list[str]()
+FOLDERS, NO_FOLDERS, NO_FORMATS, ALL = [FOLDER], list[str](), list[str](), list[str]()
 
 
 def study_run(
@@ -29,6 +29,7 @@ def study_run(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
+    only: list[str] = ALL,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
     """Make the runs of a grid that are not done yet.
@@ -48,11 +49,16 @@ def study_run(
         dry_run: print how many runs of each task are done, and how long the others take, which follows from
             finished and recorded runs.
         list: print each run and its state, and make none.
+        only: make only runs with these settings, such as --only task=sort dim=64; task and seed count as settings.
         from_: records, or folders of runs; what they have is not made again.
     """
-    _, runs = _read(grids, scale)
+    parsed, runs = _read(grids, scale, only)
+    root, recorded = _root(folder), _find(runs, from_) if from_ else {}
     how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
-    _exit(_make(runs, _root(folder), **how, recorded=_find(runs, from_) if from_ else {}))
+    failed = _make(runs, root, **how, recorded=recorded)
+    if not (dry_run or list):
+        _tell_verdicts(parsed, root, recorded)
+    _exit(failed)
 
 
 def study_report(
@@ -118,6 +124,7 @@ def reproduce(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
+    only: list[str] = ALL,
 ) -> None:
     """Make the runs of grids that come with kvt, the paper's tables and figures among them, and write the reports.
 
@@ -134,6 +141,7 @@ def reproduce(
         retry_failed: as in kvt study run.
         dry_run: as in kvt study run.
         list: as in kvt study run.
+        only: as in kvt study run; the reports have all runs that are done, and table1 takes no settings.
     """
     names_of_all = [*yaml_names(GRIDS), TABLE1]
     chosen = names_of_all if all else [*dict.fromkeys(names)]
@@ -143,14 +151,17 @@ def reproduce(
         raise unknown("table or figure", strange[0], names_of_all)
     root, make, failed = _root(folder), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
-        grids, runs = _read(of_grids, scale)
+        grids, runs = _read(of_grids, scale, only)
         how = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
         how |= {"dry_run": dry_run, "listed": list}
         targets = _targets(grids, root) if make else []
         failed = _make(runs, root, **how)
         if make:
             _report(grids, root, targets)
-    if TABLE1 in chosen and make:
+            _tell_verdicts(grids, root)
+    if TABLE1 in chosen and not make:
+        tell(f"{TABLE1} has no runs: kvt bench measures it in minutes")
+    elif TABLE1 in chosen:
         with quick_imports():
             from kvt.cli.bench import bench
 
@@ -164,18 +175,26 @@ def _root(folder: str) -> Path:
     return Path(os.path.realpath(user_path(folder)))  # Path.resolve raises on a link to itself
 
 
-def _read(names: Sequence[str], scale: str | None) -> tuple[list["Grid"], list["Run"]]:
+def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> tuple[list["Grid"], list["Run"]]:
+    """Return the grids and their runs; with `only`, the runs with these settings, and the grids that have them."""
     if not names:
         raise UserError("pass a grid, such as table2")
     collect_garbage_seldom()
     with quick_imports():
         from kvt.reports.section import require_report
-        from kvt.study.grid import deduplicate, read_grid
+        from kvt.study.grid import deduplicate, read_grid, select
 
     grids = [read_grid(name, scale) for name in names]
     for grid in grids:
         require_report(grid)
-    return grids, deduplicate([run for grid in grids for run in grid.runs])
+    runs = deduplicate([run for grid in grids for run in grid.runs])
+    if not only:
+        return grids, runs
+    settings = [word.partition("=") for word in " ".join(only).split()]
+    if strange := [name for name, sign, _ in settings if not sign]:
+        raise UserError(f"--only {strange[0]}: expected settings with a value, such as --only task=sort dim=64")
+    runs = [*select(runs, {name: value for name, _, value in settings}, "--only")]
+    return [grid for grid in grids if {run.name for run in grid.runs} & {run.name for run in runs}], runs
 
 
 def _make(runs: Sequence["Run"], root: Path, **how: Any) -> int:
@@ -226,6 +245,17 @@ def _report(
         outcomes = read_outcomes(grid.runs, root) if found is None else found
         for path in write_report(grid, outcomes, target, root if found is None else None, formats):
             tell(printable(os.path.relpath(path)))
+
+
+def _tell_verdicts(grids: Sequence["Grid"], root: Path, recorded: "Outcomes | None" = None) -> None:
+    with quick_imports():
+        from kvt.reports.sections import verdicts
+        from kvt.study.outcomes import read_outcomes
+
+    known = {name: outcomes for name, outcomes in (recorded or {}).items() if outcomes}
+    for grid in grids:
+        for line in verdicts(grid, {**read_outcomes(grid.runs, root), **known}):
+            tell(line)
 
 
 def _exit(failed: int) -> None:

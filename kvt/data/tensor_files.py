@@ -22,7 +22,7 @@ SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
 """Maps lower-case names of folders and of a data set's splits to kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-ELSEWHERE = "name another folder with --data_dir"  # the remedy in messages about the data folder
+ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # the remedy for a data folder
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:

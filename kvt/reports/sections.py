@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from html import unescape
 from itertools import product
 from math import isfinite
 from typing import Any
@@ -14,7 +15,7 @@ from kvt.reports.comparisons import CEILING, CHANCE, NEARLY, Cell, Compared, cel
 from kvt.reports.forest import forest
 from kvt.reports.names import label
 from kvt.reports.notes import notes  # noqa: F401  (a section, too)
-from kvt.reports.results import Results
+from kvt.reports.results import Results, measure
 from kvt.reports.section import Section
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
 from kvt.reports.tables import Table, against_of, columns_of, curves_of, kind_of
@@ -28,6 +29,7 @@ from kvt.reports.text import (
     steps_table,
 )
 from kvt.study.grid import Grid
+from kvt.study.outcomes import Outcomes
 from kvt.system.quoting import Markdown
 
 LEGEND = Markdown("""\
@@ -120,6 +122,18 @@ def curves(grid: Grid, results: Results) -> Iterator[Section]:
     drawn |= {f"bars-{_slug(table)}": figures.bars(results.runs, table) for table in results.tables}
     if known := _known(drawn):
         yield Section("Curves and bars", figures=known)
+
+
+def verdicts(grid: Grid, outcomes: Outcomes) -> Iterator[str]:
+    """Yield lines for a terminal: cells of tables beside their published numbers, and the findings of the report."""
+    _, results = measure(grid, outcomes)
+    for number, table in enumerate(results.tables):
+        cells = [cell for cell in cells_of(results.runs, table) if cell.runs and isfinite(cell.published_mean)]
+        for cell in cells:
+            ours, theirs = (table.kind.value(mean) for mean in (cell.mean, cell.published_mean))
+            yield f"{table.title}, {cell.column}, {label(cell.attention)}: {ours}, n = {cell.runs}; the paper: {theirs}"
+        for finding in _findings(table, results.compared_in(number)):
+            yield unescape(finding.replace("**", ""))
 
 
 def _slug(table: Table) -> str:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from kvt.run.config import RunConfig, bare, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.sections import BUILT, GIVEN, TRAINER, Sections
-from kvt.study.outcomes import CONFIG, Outcome, State, read_outcome, short, stored_config
+from kvt.study.outcomes import CONFIG, Outcome, State, read_outcome, stored_config
 from kvt.system.console import say, table
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
-from kvt.system.quoting import printable, shell_word
+from kvt.system.quoting import one_line, printable, shell_word
 from kvt.system.signatures import defaults_of
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def read_run(folder: Path) -> StoredRun:
         config = stored_config(folder)
         outcome = read_outcome(folder, history=False)
     except UserError as error:
-        outcome = Outcome(State.DAMAGED, short(str(error)))
+        outcome = Outcome(State.DAMAGED, one_line(str(error)))
     if outcome.state == State.STARTED and is_in_use(folder):
         outcome = outcome._replace(state=State.LOCKED)
     return StoredRun(str(folder), folder.resolve(), outcome._replace(config=config))

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from kvt.reports.names import declared, in_words, metric_of
-from kvt.run.config import in_short
-from kvt.study.grid import Columns, Grid, Run, TableEntry
+from kvt.study.grid import Columns, Grid, TableEntry, select
 from kvt.study.outcomes import Outcomes, State, outcome_of
 from kvt.system.errors import unknown
 from kvt.tasks.metrics import ACC, Metric
@@ -76,13 +75,7 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
     for column, wanted in columns.items():
-        runs: Sequence[Run] = grid.of_all_scales
-        for name, value in wanted.items():
-            if not (having := [run for run in runs if name in run.values]):
-                raise unknown(f"setting in columns of {grid.name}:", name, sorted(runs[0].values))
-            if not (runs := [run for run in having if _same(run.value(name), value)]):
-                known = dict.fromkeys(str(in_short(run.value(name))) for run in having)
-                raise unknown(f"{name} in columns of {grid.name}, {column}:", value, known)
+        runs = select(grid.of_all_scales, wanted, f"columns of {grid.name}, {column}")
         found[column] = frozenset(run.name for run in runs) & names
     return found
 
@@ -191,10 +184,3 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
 def _chance(grid: Grid) -> dict[str, float]:
     chances = {run.name: run.config.classes["data"].chance(**run.config.data["init_args"]) for run in grid.runs}
     return {name: chance for name, chance in chances.items() if chance is not None}
-
-
-def _same(ours: Any, wanted: Any) -> bool:
-    try:
-        return float(ours) == float(wanted)  # YAML reads 1e-3 as a text
-    except (TypeError, ValueError):
-        return bool(ours == wanted) or in_short(ours) == in_short(wanted)

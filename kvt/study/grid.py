@@ -1,6 +1,6 @@
 """Grids: a grid is a YAML file that lists tasks, settings and seeds of a study's runs, at several scales."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
@@ -240,6 +240,28 @@ class Grid:
         return (self.file.scales[self.scale] or Scale()).about.strip()
 
 
+def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequence[Run]:
+    """Return the runs with these values of settings by short name, or of "seed" or "task".
+
+    Raises a UserError that names `where` if no run has a setting, or none of the selected runs has a value.
+    """
+    for name, value in wanted.items():
+        if not (having := [run for run in runs if name in run.values]):
+            raise unknown(f"setting in {where}:", name, sorted(runs[0].values))
+        if not (runs := [run for run in having if has(run, name, value)]):
+            raise unknown(f"{name} in {where}:", value, dict.fromkeys(str(in_short(run.value(name))) for run in having))
+    return runs
+
+
+def has(run: Run, name: str, wanted: Any) -> bool:
+    """Return whether a run has this value of a setting, as a number or in words."""
+    ours = run.value(name)
+    try:
+        return float(ours) == float(wanted)  # YAML reads 1e-3 as a text
+    except (TypeError, ValueError):
+        return bool(ours == wanted) or str(in_short(ours)) == str(in_short(wanted))
+
+
 def deduplicate(runs: Sequence[Run]) -> list[Run]:
     """Return the runs without repetitions; raise UserError if two tasks contain the same run."""
     found: dict[str, Run] = {}
@@ -282,7 +304,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
             raise unknown("--scale", scale, file.scales)
-        at = {each: _runs(path, file, each) for each in file.scales}
+        at = {each: runs_of(path, file, each) for each in file.scales}
         _require_attentions(at[scale])
         _require_callbacks(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
@@ -298,19 +320,23 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         raise UserError(f"{path}: {error}") from None
 
 
-def _runs(path: Path, file: GridFile, scale: str) -> list[Run]:
-    """Return all runs without repetitions: for each seed, the first setting of each task, then the second settings."""
+def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | None = None) -> list[Run]:
+    """Return the runs, without repetitions, of all tasks or of these `tasks`.
+
+    They are in the order of training: for each seed, the first setting of each task, then the second settings.
+    """
     axes, seeds = file.at(scale)
+    axes = axes if tasks is None else {task: axes[task] for task in tasks}
     counts = [prod(map(len, values.values())) for values in axes.values()]
     if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
         raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
-    tasks = [TaskFile(_find_task(path, task)) for task in axes]
-    names = [task.name for task in tasks]
+    files = [TaskFile(_find_task(path, task)) for task in axes]
+    names = [task.name for task in files]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
     by_task = [
         [Run(task.name, settings, seeds[0], task.config(settings, seeds[0])) for settings in _settings(task, values)]
-        for task, values in zip(tasks, axes.values(), strict=True)
+        for task, values in zip(files, axes.values(), strict=True)
     ]
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
     if not file.independent_seeds:

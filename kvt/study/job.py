@@ -13,10 +13,11 @@ from kvt.run.folder import empty, last_checkpoint, locked
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import build, fit
 from kvt.study.grid import Run
-from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome, short
+from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
 from kvt.system.console import user_error
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.hardware import environment
+from kvt.system.quoting import one_line
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
     job.folder.mkdir(parents=True, exist_ok=True)
     content = {"error": error, "traceback": trace, **environment(), "config": job.config.as_dict()}
     results.write_json(job.folder / FAILURE, content)
-    return Outcome(State.FAILED, short(error))
+    return Outcome(State.FAILED, one_line(error))
 
 
 def forget(run: Run, root: Path) -> None:
@@ -71,7 +72,7 @@ def execute(job: Job) -> Outcome:
     except Exception as error:
         if (limit := resource_limit_message(error, job.folder)) is None:
             raise
-        return Outcome(State.STUCK, short(limit))
+        return Outcome(State.STUCK, one_line(limit))
 
 
 def reason(error: Exception) -> str:

@@ -31,7 +31,6 @@ Fields = dict[str, Any]  # the content of result.json without the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
 READERS = 32  # number of runs that are read at the same time
-MAX_MESSAGE_CHARS = 300  # a message is printed in one line, and errors may quote long texts
 
 
 class State(StrEnum):
@@ -95,12 +94,12 @@ def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = 
     try:
         outcome = _read(folder, history)
     except UserError as error:
-        return Outcome(State.DAMAGED, short(str(error)))
+        return Outcome(State.DAMAGED, one_line(str(error)))
     if wanted is None or outcome.config is None:
         return outcome
     if changed := wanted.differences(outcome.config):
         told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
-        return Outcome(State.OUTDATED, short("; ".join(told)))
+        return Outcome(State.OUTDATED, one_line("; ".join(told)))
     return outcome._replace(config=wanted)  # equal, and shared to save memory
 
 
@@ -113,7 +112,7 @@ def _read(folder: Path, history: bool) -> Outcome:
         config = stored_config(folder)
     if (folder / FAILURE).exists():
         failure = read_json(folder / FAILURE) or {}
-        return Outcome(State.FAILED, short(str(failure.get("error", "unknown"))), config=config)
+        return Outcome(State.FAILED, one_line(str(failure.get("error", "unknown"))), config=config)
     return Outcome(State.STARTED if config else State.NEW, config=config)
 
 
@@ -136,7 +135,7 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
         result = stored.model_dump(exclude_unset=True, exclude={"config"})
         config = _configuration(stored.config, where)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
-    return Outcome(state, short(result.get("diverged", "")), result, history, config)
+    return Outcome(state, one_line(result.get("diverged", "")), result, history, config)
 
 
 @contextmanager
@@ -149,10 +148,6 @@ def damage(where: str) -> Iterator[None]:
     except Exception as error:
         said = first_mistake(error) if isinstance(error, ValidationError) else getattr(error, "strerror", None) or error
         raise UserError(f"{where}: {said}") from error
-
-
-def short(message: str) -> str:
-    return f"{one_line(message):.{MAX_MESSAGE_CHARS}}"
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:

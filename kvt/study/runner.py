@@ -74,8 +74,12 @@ def make_runs(
         for run in runs:
             tell(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
     faulty = [run for run in runs if states[run.name] in FAULTY]
+    alike: dict[tuple[State, str], list[Run]] = {}
     for run in [] if retry_failed else faulty:
-        tell(f"{states[run.name]} before, {run.describe(names)}: {messages[run.name]}; rerun with --retry_failed")
+        alike.setdefault((states[run.name], messages[run.name]), []).append(run)
+    for (state, message), (first, *others) in alike.items():
+        which = f"{first.describe(names)}{f' and {len(others)} more' if others else ''}"
+        tell(f"{state} before, {which}: {message}; rerun with --retry_failed")
     todo = [run for run in runs if states[run.name] not in TERMINAL or (retry_failed and states[run.name] in FAULTY)]
     if dry_run:
         print_forecast(runs, states, todo, times, workers)

@@ -106,7 +106,7 @@ class BackboneFeatures:
 
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
-        remedy = f"put {url} into {folder}, or give --weights FILE or --features FILE"
+        remedy = f"put {url} into {folder}, or give kvt run --weights FILE or --features FILE"
         with network(f"{self.published} are missing or broken in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 

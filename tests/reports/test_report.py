@@ -528,7 +528,10 @@ TABLE = {"metric": "test/acc"}
     ("changes", "message"),
     [
         ({"tables": [{"metric": "test/accuracy"}]}, "'test/accuracy': did you mean 'test/acc'?"),
-        ({"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]}, "columns of other: 'dims': did you mean 'dim'?"),
+        (
+            {"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]},
+            "columns of other, wide: 'dims': did you mean 'dim'?",
+        ),
         ({"tables": [TABLE | {"columns": {"wide": {"heads": 3}}}]}, "columns of other, wide: 3: choose from 1, 2"),
         ({"tables": [TABLE | {"columns": {"x": {"heads": 1, "dim": 8}}}]}, "dim in columns of other, x: 8"),
         (

@@ -1,12 +1,16 @@
 """`kvt study` and `kvt reproduce`: what they print before the work, and how they refuse mistakes."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from kvt.cli.main import command_parser, execute, main
+from kvt.cli.study import FOLDER
 from kvt.run import folder as places
+from kvt.study.grid import read_grid
+from kvt.study.job import Job, write_failure
 from kvt.system.console import run
 from kvt.system.files import GRIDS, yaml_names
 
@@ -19,6 +23,8 @@ TINY = {
     "seeds": [0],
     "scales": {"all": None},
 }
+
+VERDICT = "In test accuracy: no verdict: 1 × both at chance."
 
 
 @pytest.fixture
@@ -47,6 +53,9 @@ def kvt(words: str) -> None:
         ("reproduce", "pass tables or figures, or --all: cache, cycles, directions, figure3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
         ("reproduce table2 --scale huge", "table2.yaml: unknown --scale 'huge'"),
+        ("study run tiny.yaml --only sort", "--only sort: expected settings with a value"),
+        ("study run tiny.yaml --only dims=16", "unknown setting in --only: 'dims': did you mean 'dim'"),
+        ("reproduce table2 --only task=srt", "unknown task in --only: 'srt': did you mean 'sort'"),
         ("study run tiny.yaml --folder file/below --dry_run", "error: --folder "),
         ("study run tiny.yaml --folder /proc/kvt", "error: --folder "),
         ("study report tiny.yaml --folder file --out there", "error: --folder "),
@@ -106,7 +115,12 @@ def test_runs_are_listed(tiny, capsys):
 
 @pytest.mark.parametrize(
     ("words", "count"),
-    [("study run table2 --scale=smoke --list", 60), ("reproduce figure3 table1 --scale=smoke --list", 15)],
+    [
+        ("study run table2 --scale=smoke --list --only task=sort", 12),
+        ("study run table2 --scale=smoke --list", 60),
+        ("reproduce figure3 table1 --scale=smoke --list", 15),
+        ("reproduce table2 table3 --scale=smoke --list --only task=copy attn=kv", 4),
+    ],
 )
 def test_grids_of_the_package_need_no_checkout(in_tmp_dir, capsys, words, count):
     kvt(words)
@@ -122,7 +136,7 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     before = [(path.stat().st_mtime_ns, path.read_bytes()) for path in results]
     assert len(before) == 2
     kvt("study run tiny.yaml --workers=2")
-    assert capsys.readouterr().out.splitlines() == ["2 runs: 2 finished"]
+    assert capsys.readouterr().out.splitlines() == ["2 runs: 2 finished", VERDICT]
     assert [(path.stat().st_mtime_ns, path.read_bytes()) for path in results] == before
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [0, 1]}))
     kvt("study run tiny.yaml --dry_run")
@@ -139,3 +153,17 @@ def test_the_help_of_reproduce_names_every_grid():
     _, parser = command_parser("reproduce")
     text = "".join(parser.format_help().split())  # a name may be cut at its hyphen
     assert all(name in text for name in yaml_names(GRIDS))
+
+
+def test_runs_that_failed_with_one_message_are_told_in_one_line(tiny, capsys):
+    for one in read_grid("tiny.yaml").runs:
+        write_failure(Job(one.config, one.folder(Path(FOLDER)), "data"), "no data: " + "put some there, " * 30 + "END")
+    kvt("study run tiny.yaml --dry_run")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "before" in line]
+    assert line.startswith("failed before, sort qkv seed=0 and 1 more: no data")
+    assert "END; rerun with --retry_failed" in line  # the end of a message has the remedy
+
+
+def test_a_table_without_runs_is_told(in_tmp_dir, capsys):
+    kvt("reproduce table1 --dry_run")
+    assert capsys.readouterr().out.startswith("table1 has no runs")

@@ -15,9 +15,10 @@ from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.job import Job
-from kvt.study.outcomes import MAX_MESSAGE_CHARS, Outcome, State, read_outcome
+from kvt.study.outcomes import Outcome, State, read_outcome
 from kvt.study.runner import ATTEMPTS, execute_runs, make_runs
 from kvt.study.workers import LostProcessError
+from kvt.system.quoting import MAX_LINE_CHARS
 from tests.helpers.drivers import Study, finish, hold, until
 from tests.helpers.in_line import InLine
 
@@ -180,7 +181,7 @@ def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures,
     printed = study.run("--retry_failed", code=1)
     assert "4 runs: 2 finished, 1 diverged, 1 failed" in printed
     assert "failed   sort own.Wrong" in printed
-    assert max(map(len, printed.splitlines())) < MAX_MESSAGE_CHARS + 300
+    assert max(map(len, printed.splitlines())) < MAX_LINE_CHARS + 300
     assert {run: study.finished[run] for run in before} == before
 
 

@@ -1,0 +1,49 @@
+"""The number that the paper prints for the settings of a single run."""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite, nan
+
+from kvt.reports.names import metric_of
+from kvt.run.config import RunConfig
+from kvt.study.grid import FULL, GridFile, Run, TableEntry, has, runs_of
+from kvt.system.files import GRIDS, read_yaml
+
+FREE = ("seed", "trainer.val_check_interval")  # settings in which a run may differ from the paper's
+
+
+def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
+    """Yield metrics, such as "test/acc", and what the paper prints for a run's settings, in one line each.
+
+    Args:
+        config: the configuration of a run.
+        task: the `task_name` of its data. Only grids with this task are read further, because it takes seconds.
+    """
+    for path in sorted(GRIDS.glob("*.yaml")):
+        content = read_yaml(path, "the grid")
+        entries = [entry for entry in content.get("tables", ()) if entry.get("published")]
+        tasks = [name for name in content["tasks"] if f"{task}_".startswith(f"{name}_")]
+        if not (entries and tasks):
+            continue
+        file = GridFile.model_validate({**content, "tables": entries, "seeds": [config.seed_everything]})
+        for run in runs_of(path, file, FULL, tasks):
+            if all(name in FREE for name, *_ in config.differences(run.config)):
+                yield from _published(run, file)
+
+
+def _published(run: Run, file: GridFile) -> Iterator[tuple[str, str]]:
+    for entry in file.tables or ():
+        columns = entry.columns or file.columns
+        wanted = columns if isinstance(columns, dict) else {run.task: {"task": run.task}}
+        for column, (mean, std) in _cells(entry, run.attention).items():
+            if column in wanted and all(has(run, *setting) for setting in wanted[column].items()):
+                kind = metric_of(entry.metric)
+                spread = f" ± {kind.value(std)}, mean over its settings" if isfinite(std) else ""
+                yield entry.metric, f"the paper, {column}: {entry.metric} {kind.value(mean)}{spread}"
+
+
+def _cells(entry: TableEntry, attention: str) -> Mapping[str, tuple[float, float]]:
+    cells = entry.published.get(attention, {})
+    return {
+        entry.relabelled.get(column, column): value if isinstance(value, tuple) else (value, nan)
+        for column, value in cells.items()
+    }
