@@ -106,9 +106,9 @@ def findings() -> Told:
     text = "one head of QKV has {}; none of {} runs of KV and KV+Pos with longer cycles gets above the accuracy"
     assert runs.above.max() <= 0.005
     yield text, [mean("shift-laptop", "qkv"), len(runs)]
-    yield "(grey below), and {} stand on it", [standing]
+    yield "(grey below), and {} are within half a percentage point of it", [standing]
     values = [published("table3-laptop", name, "anomaly") for name in ("kv+pos", "qkv", "kv")]
-    yield "it has {}, against {} for QKV and {} for KV", values
+    yield "has an accuracy of {} for KV+Pos, {} for QKV and {} for KV", values
     for name in ("qkv", "kv", "kv+pos"):
         cells = [
             mean("leak-laptop", name, anomaly_position=at, heads=heads) for at in ("random", "last") for heads in (2, 4)
@@ -116,8 +116,9 @@ def findings() -> Told:
         yield f"| `{name}` | {{}} / {{}} | {{}} / {{}} |", cells
     anywhere, last = (line("leak-follow-up", column, "kv+pos") for column in ("anywhere", "always last"))
     assert (anywhere.verdict, anywhere.settings, anywhere.seeds, last.settings) == ("as good", 4, 1, 4)
-    yield "KV+Pos is {} points above QKV [{}, {}]", [100 * anywhere.difference, 100 * anywhere.low, 100 * anywhere.high]
-    yield "always last {} points above [{}, {}]", [100 * last.difference, 100 * last.low, 100 * last.high]
+    for position, found in (("a random", anywhere), ("the last", last)):
+        text = f"at {position} position: KV+Pos is {{}} points above QKV [{{}}, {{}}]"
+        yield text, [100 * found.difference, 100 * found.low, 100 * found.high]
     sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
     yield 'So the {} to {} of "sub" belong to swap', [min(sub), max(sub)]
     yield from lists()
@@ -142,7 +143,7 @@ def findings() -> Told:
     routed = {std: f"kvt.grids.keyless.Routed, std {std}" for std in (0.02, 0.1)}
     yield "after {} to {} steps with any of them, QKV", [*steps_to_solve("q-kv")]
     yield "QKV after {} to {}. A", [*steps_to_solve("qkv")]
-    yield "as small as theirs makes it {} to {},", [*steps_to_solve(routed[0.02])]
+    yield "as small as theirs takes {} to {} steps", [*steps_to_solve(routed[0.02])]
     single = chosen("keyless-laptop", routed[0.1], task="associative_recall", max_epochs=5, heads=1)
     assert (single["test/acc"] >= NEARLY).all()
     assert (chosen("keyless-laptop", "qkv", "q-kv", *routed.values(), task="mqar")["test/acc"] >= NEARLY).all()
@@ -171,7 +172,7 @@ def lists() -> Told:
     runs = longer.pivot(index=["task", "setting", "seed"], columns="attention", values="test/acc").dropna() >= NEARLY
     yield "KV+Pos solves {} of {}, KV {} and QKV {}", [runs["kv+pos"].sum(), len(runs), runs.kv.sum(), runs.qkv.sum()]
     ahead = runs["kv+pos"].astype(int) - runs.qkv
-    yield "Of the {} pairs of which one alone is solved, KV+Pos wins {}", [(ahead != 0).sum(), (ahead > 0).sum()]
+    yield "In {} pairs, only one of the two runs is solved. KV+Pos wins {} of", [(ahead != 0).sum(), (ahead > 0).sum()]
     found = [line("table2-paper", task, "kv+pos") for task in ("reverse", "swap")]
     assert [one.verdict for one in found] == ["worse", "worse"]
     yield "in reverse ({} of {} against {})", [found[0].solved, found[0].pairs, found[0].solved_by_baseline]
