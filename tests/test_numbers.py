@@ -395,14 +395,14 @@ WAYS = {  # to share: the attention, its arguments, layers that share
     "keys and values by two heads: GQA": ("qkv", {"kv_heads": 2}, 1),
     "keys and values by all heads: MQA": ("qkv", {"kv_heads": 1}, 1),
     "the key is the value: Q≠K=V": ("q-kv", None, 1),
-    "that, by two heads": ("q-kv", {"kv_heads": 2}, 1),
-    "that, by all heads": ("q-kv", {"kv_heads": 1}, 1),
+    "key = value, by two heads": ("q-kv", {"kv_heads": 2}, 1),
+    "key = value, by all heads": ("q-kv", {"kv_heads": 1}, 1),
     "the key is the query: KV": ("kv", None, 1),
     "all three: Q=K=V": ("k", None, 1),
     "a latent of 64 numbers: MLA": ("mla", None, 1),
     "a latent of 128 numbers": ("mla", {"rank": 128}, 1),
     "keys and values by two layers": ("qkv", None, 2),
-    "that, and the key is the value": ("q-kv", None, 2),
+    "key = value, by two layers": ("q-kv", None, 2),
 }
 
 
@@ -421,14 +421,15 @@ def sharing() -> Told:
         yield f"| {words} | ... | {' | '.join(texts)} |", [*chain.from_iterable(values)]
     points = {name: values[0] for name, (_, values) in perplexity_points().items()}
     ends = {name: values for name, (_, values) in perplexity_points().items()}
-    yield "a quarter of the cache, and costs {} points [{}, {}]", ends["qkv, kv_heads 1"]
-    yield "value keeps half, and costs {} [{}, {}]", ends["q-kv"]
-    yield "Both together keep an eighth and cost {}", [points["q-kv, kv_heads 1"]]
+    yield "| one head of keys and values | a quarter | {} [{}, {}] |", ends["qkv, kv_heads 1"]
+    yield "| key = value | a half | {} [{}, {}] |", ends["q-kv"]
+    yield "| key = value, one head | an eighth | {} |", [points["q-kv, kv_heads 1"]]
     nats = [line("three-projections-laptop", "human_numbers", name, table=1) for name in ("qkv, kv_heads 1", "q-kv")]
     assert all(one.seeds == 2 and np.isnan(one.low) for one in nats)
-    yield "one head costs {} nats, and one projection for key and value {}", [one.difference for one in nats]
+    for one in nats:
+        yield "{} nats on numbers in words", [one.difference]
     yield "{} points are {} %", [points["kv"], 100 * (np.exp(points["kv"] / 100) - 1)]
-    yield "cache at all, and costs {}", [points["kv"]]
+    yield "| key = query | the same | {} |", [points["kv"]]
     for name in ("qkv, kv_heads 1", "q-kv, kv_heads 1"):
         nats = line("three-projections-laptop", "human_numbers", name, table=1).difference
         yield "numbers in words cost {} nats more", [nats]
@@ -446,12 +447,12 @@ def sharing() -> Told:
     routed = [mean("keyless-laptop", "kvt.grids.keyless.Routed, std 0.1", heads=heads, **brief) for heads in (1, 2, 4)]
     yield "of std 0.1 one head has {} and several {} or less", [routed[0], max(routed[1:])]
     yield "is at 99 % in validation after {} to {} with any number", [*steps_to_solve("q-kv")]
-    yield "QKV after {} to {}. So it learns", [*steps_to_solve("qkv")]
+    yield "QKV after {} to {}. So Q≠K=V needs", [*steps_to_solve("qkv")]
     nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
     yield "one head is {} behind", [nats["qkv, kv_heads 1"]]
-    yield "on byte tokens it is {} nats", [nats["qkv, kv_heads 1"]]
+    yield "{} nats on byte tokens", [nats["qkv, kv_heads 1"]]
     yield "is {} to {} behind, and {} if the query", [min(latents), max(latents), nats["k"]]
     yield from retrofitted()
     yield from at_equal_parameters()
