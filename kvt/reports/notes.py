@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvt.data.published import UNPUBLISHED
 from kvt.reports.comparisons import finished, untried
 from kvt.reports.names import label
 from kvt.reports.results import Results
@@ -29,6 +30,9 @@ UNTRIED = Markdown("""\
 
 PARTIAL = Markdown("""\
 **Not all of the data**: with {}.""")
+
+OTHER_COUNTS = Markdown("""\
+**Not the published data**: {}.""")
 
 COSTS = Markdown("""\
 By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
@@ -65,7 +69,13 @@ def scope(grid: Grid, results: Results) -> list[Markdown]:
     tried = results.runs[~results.runs.attention.isin(unmade)]
     lines += [] if set(tried.state) <= set(TERMINAL) else [MISSING]
     lines += [results.swept] if results.swept else []
-    return [*lines, *_other_data(grid, results.runs)]
+    return [*lines, *other_counts(results.runs), *_other_data(grid, results.runs)]
+
+
+def other_counts(runs: pd.DataFrame) -> list[Markdown]:
+    """Return a sentence on the known data sets of which runs had other numbers of examples than published, if any."""
+    notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
+    return [OTHER_COUNTS.format("; ".join(found))] if (found := [*dict.fromkeys(filter(None, notes))]) else []
 
 
 def _share(runs: pd.DataFrame) -> list[Markdown]:

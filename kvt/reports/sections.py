@@ -14,7 +14,7 @@ from kvt.reports import figures
 from kvt.reports.comparisons import CEILING, CHANCE, NEARLY, Cell, Compared, cells_of
 from kvt.reports.forest import forest
 from kvt.reports.names import label
-from kvt.reports.notes import notes  # noqa: F401  (a section, too)
+from kvt.reports.notes import notes, other_counts  # noqa: F401  (notes is a section, too)
 from kvt.reports.results import Results, measure
 from kvt.reports.section import Section
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
@@ -102,7 +102,7 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
     """Set the means of all attentions beside the published ones, and compare each with the first, table by table."""
     for number, table in enumerate(results.tables):
         cells, compared = cells_of(results.runs, table), results.compared_in(number)
-        text = [*_text_of_table(grid, cells, table), *_comparisons(results, table, compared)]
+        text = [*_text_of_table(grid, results, cells, table), *_comparisons(results, table, compared)]
         yield Section(f"{table.title[0].upper()}{table.title[1:]}", text, numbers_of(cells, compared, table))
 
 
@@ -162,7 +162,7 @@ def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
     return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
-def _text_of_table(grid: Grid, cells: Sequence[Cell], table: Table) -> list[Markdown]:
+def _text_of_table(grid: Grid, results: Results, cells: Sequence[Cell], table: Table) -> list[Markdown]:
     lines = [results_table(cells, table)]
     if table.relabelled:
         right = results_table(cells, table, relabelled=True)
@@ -172,6 +172,8 @@ def _text_of_table(grid: Grid, cells: Sequence[Cell], table: Table) -> list[Mark
         lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
     if table.note:
         lines.append(Markdown("Note: {}").format(table.note))
+    names = frozenset[str]().union(*table.columns.values())
+    lines += other_counts(results.runs[results.runs.name.isin(names)])
     if (shares := shares_table(cells, table)) is not None:
         lines += [shares, SHARES]
     return lines

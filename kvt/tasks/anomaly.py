@@ -283,6 +283,8 @@ class SetAnomalies(TaskData):
         found, self.content = self.source.load(), self.source.content
         if isinstance(self.source, BackboneFeatures):
             self.note_left_out(self.source.images.name, self.source.images.left_out)
+            counts = {split: len(labels) for split, (_, labels) in found.items()}
+            self.note_counts(self.source.images.name, **counts)
         features, labels = found["train"]
         held_out = hold_out(labels, self.val_size, derive_seed(self.seed))
         parts = {"train": ~held_out, "val": held_out}

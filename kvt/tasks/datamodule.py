@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
+from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
@@ -91,6 +92,12 @@ class TaskData(L.LightningDataModule, ABC):
         if what:
             self.notes["left_out"] = what
             say(printable(f"{place}: left out: {what}"))
+
+    def note_counts(self, name: str, **counts: int) -> None:
+        """Report a known data set whose numbers of examples are not the published ones, as `note_left_out` does."""
+        if what := other_counts(name, counts):
+            self.notes[UNPUBLISHED] = what
+            say(f"these are not the published data: {what}")
 
     @property
     def are_others(self) -> bool:

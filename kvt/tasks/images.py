@@ -125,7 +125,10 @@ class Images(TaskData):
             self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the model's
             return {"predict": self.source.load("predict")}
         self.content = self.source.content
-        return {**self._training, "test": self.source.load("test")}
+        splits = {**self._training, "test": self.source.load("test")}
+        sizes = {split: len(labels) for split, (_, labels) in splits.items()}
+        self.note_counts(self.source.name, train=sizes["train"] + sizes["val"], test=sizes["test"])
+        return splits
 
     def names(self, split: str) -> list[str] | None:
         return self.source.files(split)

@@ -254,6 +254,8 @@ class Characters(TextData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         text, cut = "".join(self.parts), len(self.parts[0])
         self.content = fingerprint(text)
+        if not self.path:
+            self.note_counts("tinyshakespeare", text=len(text))
         stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(text), dtype=torch.int32)
         if self.are_others:
             return {"val": self.adjacent(stream, 0, len(text))}

@@ -151,6 +151,8 @@ class SentencePairs(TaskData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.content = fingerprint(json.dumps(self.texts))
+        if not self.root:
+            self.note_counts("multi30k", **{split: len(pairs) for split, pairs in self.texts.items()})
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
         return {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import execute as command
+from kvt.data.published import UNPUBLISHED
 from kvt.reports.comparisons import CEILING, CHANCE, SILENT, Compared, cells_of, comparisons, with_means
 from kvt.reports.figures import bars
 from kvt.reports.forest import forest
@@ -328,6 +329,17 @@ def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
     assert f"Runs of {task} with the same settings of the data were made on data that differ" in text["other"]
     assert "(11 runs on ab12; 1 run on cd34)" in text["other"]
     assert "differ (" not in text["alike"] + text["unknown"]
+
+
+def test_a_report_says_at_its_head_and_below_each_table_which_data_are_not_the_published_ones(study, written, tmp_path):
+    _, grid, _ = study
+    run = grid.runs[0]
+    what = "cifar10 has 5,000 in train instead of 50,000"
+    finish(run, tmp_path / "runs", RESULT | METRICS | {"notes": {UNPUBLISHED: what}})
+    text = write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path / "report")[0].read_text()
+    head, table = text.split("## ", 1)
+    assert head.count(line := f"**Not the published data**: {what}.") == table.count(line) == 1
+    assert "Not the published" not in (written / "report.md").read_text()
 
 
 def test_a_report_without_runs(study, tmp_path):

@@ -1,0 +1,25 @@
+"""The sizes of the known data sets, as published."""
+
+from collections.abc import Mapping
+
+UNPUBLISHED = "not_published"
+"""The key of the phrase of `other_counts` among the notes of a result."""
+PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
+COUNTS: Mapping[str, Mapping[str, int]] = {
+    **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},
+    "multi30k": {"train": 29_000, "val": 1_014, "test": 1_000},
+    "tinyshakespeare": {"text": 1_115_394},
+}
+"""The number of examples in each split of a data set, or of characters in a text. Images have no "val"."""
+
+
+def other_counts(name: str, counts: Mapping[str, int]) -> str | None:
+    """Return a phrase on the parts of a known data set whose sizes are not the published ones, else None.
+
+    >>> other_counts("cifar10", {"train": 50_000, "test": 1_000})
+    'cifar10 has 1,000 in test instead of 10,000'
+    """
+    known = COUNTS.get(name, counts)
+    others = [part for part in known if counts[part] != known[part]]
+    parts = [f"{counts[part]:,} in {part} instead of {known[part]:,}" for part in others]
+    return f"{name} has {', '.join(parts)}" if parts else None
