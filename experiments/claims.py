@@ -44,38 +44,42 @@ WHOSE = {"paper": "the paper's", "ours": "our own"}
 PAGE = Markdown("""\
 # Claims
 
-What the paper says, and what we measured. {counts}
+This page compares the claims of the paper, and claims of ours, with our measurements. {counts} The
+[glossary](glossary.md) defines the terms.
 
 ## Scope
 
-The claims are sentences of "Key-Value Transformer" (Borji 2023) and of its follow-up, and sentences of ours. Ours are
-small models and short runs, most of them on machines without a GPU. What fails here may hold at the paper's sizes, and
-what holds may fail there.
+The claims are sentences of "Key-Value Transformer" (Borji 2023), of its follow-up, and of ours. Our models are small
+and our runs are short, most of them on machines without a GPU. A claim that fails here may hold at the paper's sizes,
+and a claim that holds here may fail there.
 
-QKV is standard attention. KV has no query, but scores of keys with keys; KV+Pos makes them asymmetric by positions;
-Q≠K=V has a query, and one projection for key and value; Q=K=V has one for all three.
+QKV is standard attention. KV uses keys as queries. KV+Pos is KV with scores that positions make asymmetric. Q≠K=V has
+a query, and one projection for key and value. Q=K=V has one projection for query, key and value.
 
 ## Methodology
 
-* The code is ours, written from the paper's formulas, and from the authors' notebooks where the paper is silent.
-* A difference is a line of the report that its block links to, with the same interval and verdict.
-* Runs are paired by task, settings and seed. A difference is the mean over settings, in points: hundredths of accuracy,
-  of a nat or of the logarithm of perplexity, or a BLEU. Its 95 % interval is over seeds, or over settings where there
-  is one seed. R seeds have R − 1 degrees of freedom ([simulated coverage](reliability.md)).
-* Settings in which every attention is at the ceiling or at chance are left out. Where runs either solve a task or do
-  not, the runs that do are counted, and the test is exact.
-* Verdicts are corrected for all comparisons of a report (Holm). Intervals are not: an interval may exclude zero while
-  the verdict is undecided.
-* *As good* means within a margin. It is ± 1 point of accuracy: the paper's images, which it calls comparable, differ
-  by 0.6 or less. It is ± 0.01 nats, about 1 % of perplexity: two runs of QKV in the authors' notebook differ by 0.02.
-  It is ± 1 BLEU: KV, which the paper calls competitive, is 0.5 to 2.2 behind in the notebook.
+* We wrote the code from the paper's formulas. Where the paper gives no detail, we follow the authors' notebooks.
+* The numbers of a claim are in the report that the claim links to, with the same interval and verdict.
+* Two runs form a pair if they have the same task, settings and seed. A difference is the mean over settings, in points.
+  A point is 0.01 of an accuracy, of a nat or of the logarithm of a perplexity, or 1 BLEU. The 95 % interval is over
+  seeds, or over settings if there is one seed. R seeds have R − 1 degrees of freedom
+  ([simulated coverage](reliability.md)).
+* A setting is left out if every attention is at the ceiling or at chance. If runs either solve a task or stay far from
+  it, we count solved runs and use an exact test.
+* Verdicts are corrected for all comparisons of a report (Holm). Intervals are not. So an interval may exclude zero
+  while the verdict is undecided.
+* *As good* means that the difference is within a margin. The margin is ± 1 point of accuracy: the paper calls its
+  results on images comparable, and they differ by 0.6 or less. It is ± 0.01 nats, about 1 % of perplexity: two runs of
+  QKV in the authors' notebook differ by 0.02. It is ± 1 BLEU: the paper calls KV competitive, and KV is 0.5 to 2.2
+  behind QKV in the notebook.
 * *Undecided* names the smallest margin that contains the interval.
-* Seeds were added where three had left CIFAR-100 and sort undecided. Their p take no account of that.
-* *Scale* says how many settings of the paper's grid (or of our own full grid) were run for a claim, of how many, and
-  how many others that it does not have.
-* *Minutes* are of the runs that a record has, each once, on one core beside other work. A command makes the whole
-  grid: where the record has a part of it ("for 98 of 105 runs"), that takes longer.
-* *Proven* is what a test shows, *reproduced* what our runs show, *theirs* a published number alone.
+* CIFAR-100 and sort were undecided with three seeds, so we added seeds. Their p values are not corrected for this.
+* *Scale* counts the settings of the paper's grid, or of our own full grid, that we ran for a claim. "Others" are
+  settings that this grid does not have.
+* *Minutes* is the training time of the runs in the record, on one core beside other work. Repeated runs count once.
+  The command runs the complete grid. If the record has a part of the grid ("for 98 of 105 runs"), the command takes
+  longer.
+* *Proven* means shown by a test, *reproduced* means shown by our runs, *theirs* means a published number alone.
 
 `python experiments/claims.py` writes this page from the records in [docs/results](results).
 
@@ -97,18 +101,18 @@ Q≠K=V has a query, and one projection for key and value; Q=K=V has one for all
 
 ## What was easy
 
-The attentions: each is a formula of one line. The lists of digits, which need no data. The authors' notebooks name
-settings that the paper leaves out.
+Each attention is a formula of one line. The lists of digits need no data. The authors' notebooks name settings that
+the paper leaves out.
 
 ## What was hard
 
-Which columns of Table 2 are which, how many settings its means are over, where the CIFAR models were validated, what
-the BLEU counts, and that the anomaly is always the last image in the tutorial that the set task comes from: each is in
-[Findings](findings.md). The paper names the sizes of its character models but not which go together.
+Some facts took long to find: the order of Table 2's columns, the number of settings in its means, the validation data
+of the CIFAR models, the tokens that the BLEU counts, and the position of the anomaly. [Findings](findings.md) explains
+them. The paper names the sizes of its character models, but not which sizes belong together.
 
 ## Contact with the authors
 
-None. What they have published since is in [Findings](findings.md), with its commits.
+None. [Findings](findings.md) lists their later publications, with commits.
 """)
 
 
