@@ -25,7 +25,7 @@ from kvt.study.outcomes import thinned
 from kvt.system.errors import UserError
 from kvt.tasks.metrics import Metric
 
-OTHER_COLOUR = "#7B3294"  # of a user's attentions
+OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # of a user's attentions, in their order
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
 MARKERS = ("o", "^", "s", "D")
@@ -81,9 +81,10 @@ class LineStyle(NamedTuple):
 def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
     """Return a line style for each attention, such as "kv" or "kv, kv_heads 1", in the given order."""
     found: dict[str, LineStyle] = {}
-    for attention in dict.fromkeys(attentions):
-        name = attention.partition(",")[0]
-        colour = ATTENTION[name].colour if name in ATTENTION else OTHER_COLOUR
+    names = {attention: attention.partition(",")[0] for attention in attentions}
+    own = [*dict.fromkeys(name for name in names.values() if name not in ATTENTION)]
+    for attention, name in names.items():
+        colour = ATTENTION[name].colour if name in ATTENTION else OTHER_COLOURS[own.index(name) % len(OTHER_COLOURS)]
         alike = sum(style.colour == colour for style in found.values())
         found[attention] = LineStyle(label(attention), colour, alike % len(DASHES))
     return found
@@ -127,7 +128,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
         row[0].set_title(task.replace("_", " "))
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
         axes.set_xlabel(words)
-    keys = [Line2D([], [], **style.line, label=style.label) for style in chosen.values()]
+    points = known["step"].nunique() == 1
+    keys = [Line2D([], [], **(style.mark if points else style.line), label=style.label) for style in chosen.values()]
     if len(metrics) > 1:
         stages = [STAGES[metric.partition("/")[0]] for metric in metrics]
         keys.append(Line2D([], [], color="0.3", linewidth=1.3, label=stages[0]))
@@ -296,6 +298,8 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)
         return
     marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if len(values) <= MARKED else {}
+    if len(values) == 1:  # no line shows the dashes
+        marks = {"marker": MARKERS[style.dashes], "markersize": 4}
     axes.plot(mean.index, mean, **style.line, linewidth=1.3, **marks, zorder=3)
     if deviation.any():
         low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)

@@ -19,7 +19,7 @@ STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222;
   overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { padding: .25em .7em; border-bottom: 1px solid #ddd; overflow-wrap: normal; vertical-align: top; }
 thead th { border-bottom: 2px solid #888; }
 td:first-child { position: sticky; left: 0; background: #fff; }
 figure { margin: 1em 0; overflow-x: auto; }
@@ -64,5 +64,6 @@ def _plain(cell: str) -> str:
 def html_page(title: str, text: Markdown, svgs: Mapping[str, str]) -> Markup:
     """Return a text as an HTML page, with pictures inside, <svg> elements by name."""
     page = markdown(str(text), extensions=["tables"])
+    page = page.replace(" ± ", "&nbsp;±&nbsp;").replace(" n = ", " n&nbsp;=&nbsp;")  # a cell breaks elsewhere
     body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=Markup(body))

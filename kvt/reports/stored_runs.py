@@ -34,6 +34,8 @@ WIDTH = 80
 MAX_VALUE = 50
 """How many characters of a setting's value are shown: a tokenizer's would fill pages."""
 INDENT = "    "
+MOST_LABELLED = 10
+"""The number of curves in a panel up to which its legend lists each of them."""
 SHORTEST = 24
 """How many characters of a path are shown at least."""
 
@@ -323,13 +325,17 @@ def _has_test(run: StoredRun) -> bool:
 def draw(runs: Sequence[StoredRun]) -> "Figure":
     """Draw the score of each run in validation against steps, a panel for each task and metric.
 
+    Up to `MOST_LABELLED` runs of a panel are listed below it. If there are more, the panel lists their attentions.
+
     Raises:
         UserError: none of the runs has a curve.
     """
     from matplotlib.figure import Figure
 
+    from kvt.reports.figures import line_styles
     from kvt.reports.names import metric_of
 
+    attentions = {run.path: run.attn for run in runs}
     curves: dict[tuple[str, str], dict[str, Any]] = {}
     for run in runs:
         outcome = read_outcome(run.folder)
@@ -341,13 +347,19 @@ def draw(runs: Sequence[StoredRun]) -> "Figure":
             curves.setdefault((run.task, metric), {})[run.path] = history[["step", metric]].dropna()
     if not curves:
         raise UserError("--plot: none of these runs has a curve")
-    figure = Figure(figsize=(7.0, 3.2 * len(curves)), layout="constrained")
+    listed = sum(min(len(of_runs), MOST_LABELLED) for of_runs in curves.values())
+    figure = Figure(figsize=(7.0, 3.2 * len(curves) + 0.17 * listed), layout="constrained")
     panels = figure.subplots(len(curves), squeeze=False)[:, 0]
     for panel, ((task, metric), of_runs) in zip(panels, curves.items(), strict=True):
+        styles = line_styles(attentions[path] for path in of_runs) if len(of_runs) > MOST_LABELLED else {}
         for path, curve in of_runs.items():
-            panel.plot(curve["step"], curve[metric], label=path, marker="o" if len(curve) == 1 else None)
+            drawn = styles[attentions[path]].line | {"linewidth": 0.8} if styles else {"label": path}
+            panel.plot(curve["step"], curve[metric], **drawn, marker="o" if len(curve) == 1 else None)
+        for style in styles.values():
+            panel.plot([], [], **style.line, label=style.label)
         panel.set(xlabel="optimiser step", ylabel=f"validation {metric_of(metric).label}")
         panel.set_title(printable(task), fontsize=9, parse_math=False)
-        panel.legend(frameon=False, fontsize=7)
+        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.15), "ncols": 4 if styles else 1}
+        panel.legend(frameon=False, fontsize=7, **below)
         panel.spines[["top", "right"]].set_visible(False)
     return figure

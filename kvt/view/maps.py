@@ -79,7 +79,7 @@ class Layer(NamedTuple):
         None for causal maps, whose eigenvalues are just their diagonal entries.
         """
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
-        return eigenvalues(self.weights) if looks_ahead and self.weights.isfinite().all() else None
+        return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
 
 class Example(NamedTuple):
@@ -282,10 +282,13 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return the colour scale of weights, proportional to their square root, so that small weights are visible.
 
     The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger. Nearly
-    uniform maps are therefore drawn as nearly uniform.
+    uniform maps are therefore drawn as nearly uniform. If rows do not sum to one, as without a softmax, the scale ends
+    at the largest weight.
     """
-    most = max(max(float(layer.weights.max()), 8 / layer.weights.shape[-1]) for layer in layers)
-    return PowerNorm(0.5, vmin=0, vmax=min(1.0, most))
+    most = max(float(layer.weights.max()) for layer in layers)
+    if all(sums_to_one(layer.weights) for layer in layers):
+        most = min(1.0, max(most, *(8 / layer.weights.shape[-1] for layer in layers)))
+    return PowerNorm(0.5, vmin=0, vmax=most if most > 0 else 1)
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
@@ -303,9 +306,19 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return the mean row entropy of maps (…, N, M) and the mean asymmetry of their scores, as text."""
-    entropy = f"entropy {row_entropy(weights).mean():.2f}"
-    return entropy if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {entropy}"
+    """Return the mean row entropy of maps (…, N, M) and the mean asymmetry of their scores, as text.
+
+    If rows do not sum to one, their mean sum stands for the entropy, which is that of a distribution.
+    """
+    sums = sums_to_one(weights)
+    rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
+    return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"
+
+
+def sums_to_one(weights: Tensor) -> bool:
+    """Return whether all rows of maps (…, N, M) sum to one, as after a softmax; a fully masked row sums to zero."""
+    sums = weights.sum(-1)
+    return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()) and bool((weights >= 0).all())
 
 
 def pixels(figure: Figure) -> np.ndarray:

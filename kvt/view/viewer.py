@@ -15,7 +15,7 @@ from kvt.view.maps import Example, Layer, describe
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
 LEVELS = 65535
-"""The 16-bit integer that stands for the largest weight of a map; other weights are stored in proportion."""
+"""The 16-bit integer that stands for the largest weight of a map. Other weights are in proportion, negative ones 0."""
 
 
 def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:
@@ -35,8 +35,8 @@ def _layer(layer: Layer) -> dict[str, Any]:
     rows, columns = layer.labels or ([str(n + 1) for n in range(size)] for size in layer.weights.shape[1:])
     heads = []
     for head, weights in enumerate(layer.weights):
-        largest = weights.max().item()
-        levels = (weights / (largest or 1) * LEVELS).round().numpy().astype("<u2")
+        largest = weights.clamp(min=0).max().item()
+        levels = (weights.clamp(min=0) / (largest or 1) * LEVELS).round().numpy().astype("<u2")
         numbers = describe(weights, None if layer.scores is None else layer.scores[head])
         heads.append({"numbers": numbers, "largest": largest, "weights": b64encode(levels.tobytes()).decode()})
     return {"name": layer.name, "rows": rows, "columns": columns, "heads": heads}

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from numpy.testing import assert_allclose
 
 from kvt.attention import ATTENTION
-from kvt.reports.figures import as_svg, bars, curves
+from kvt.reports.figures import as_svg, bars, curves, line_styles
 from kvt.reports.names import in_words, metric_of
 from kvt.reports.tables import Table
 from kvt.study.outcomes import State
@@ -71,6 +71,23 @@ def test_order_is_that_of_the_runs_and_colours_are_those_of_the_names():
     assert_allclose(line(alone, "kv")[1], [2.0, 1.0, 0.5])
     both = [one for one in loss_curves(pd.concat(runs)).axes[0].lines if one.get_color() == COLOURS["kv"]]
     assert sorted(one.is_dashed() for one in both) == [False, True]
+
+
+def test_attentions_of_a_user_have_colours_of_their_own():
+    names = ["a.First", "a.Second", "a.First, slope 2", "kv"]
+    styles = [line_styles(names)[name] for name in names]
+    first, second, again, kv = (style.colour for style in styles)
+    assert len({first, second, kv}) == 3
+    assert again == first
+    assert styles[0].dashes != styles[2].dashes
+
+
+def test_attentions_of_one_colour_differ_where_a_curve_is_a_point():
+    runs = [run(name, name, [1.0], steps=[10]) for name in ("qkv", "qkv, kv_heads 1", "qkv, share_layers 2")]
+    figure = curves(pd.concat(runs), ("val/loss",), metric_of("val/loss"))
+    keys = figure.legends[0].get_lines()
+    assert len({one.get_marker() for one in figure.axes[0].lines}) == 3
+    assert [key.get_marker() for key in keys] == [one.get_marker() for one in figure.axes[0].lines]
 
 
 def test_against_seconds_each_step_stands_at_its_mean_time():

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from kvt.cli.main import main
 from kvt.reports.names import declared
-from kvt.reports.stored_runs import SCORES, read_run
+from kvt.reports.stored_runs import MOST_LABELLED, SCORES, draw, read_run
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from kvt.system.files import CONFIGS, yaml_names
@@ -194,6 +195,18 @@ def test_the_picture_has_a_curve_of_each_run(says):
     says("runs", "--plot", "--out", "curves.svg")
     picture = Path("curves.svg").read_text()
     assert all(f"<!-- {folder} -->" in picture for folder in (first, second))
+
+
+@pytest.mark.parametrize("number", [2, MOST_LABELLED + 1])
+def test_the_legend_lists_runs_or_attentions_below_the_curves(says, number):
+    runs = [read_run(make(f"{attn}{n}", attn=attn)) for attn in ("kv", "qkv") for n in range(number)]
+    figure = draw(runs)
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    listed = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert listed == ([run.path for run in runs] if number == 2 else ["KV", "QKV"])
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+    assert figure.bbox.containsx(axes.yaxis.label.get_window_extent().x0)
 
 
 def test_a_damaged_run_is_listed_and_shown_as_such(says):

@@ -97,6 +97,14 @@ def test_equal_weights_are_equally_bright_in_all_maps_and_looking_at_all_alike_i
     assert alone.images[0].norm(1 / 16) < 0.4
 
 
+@pytest.mark.parametrize("weights", [torch.rand(1, 16, 16) / 1000, 10 + torch.rand(1, 16, 16), -torch.rand(1, 16, 16)])
+def test_maps_without_a_softmax_end_at_their_largest_weight_and_have_no_entropy(weights):
+    (axes,) = panels_of([a_layer(1, 16, 16)._replace(weights=weights)])  # no panel of eigenvalues
+    assert axes.images[0].norm.vmax == pytest.approx(weights.max().item() if weights.max() > 0 else 1)
+    assert f"row sum {weights.sum(-1).mean():.3g}" in axes.get_title()
+    assert "entropy" not in axes.get_title()
+
+
 def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
     rows, columns = ["$", "a_b^c", "$x$"], ["ja", "nein", "<eos>", "日"]
     (axes,) = panels_of([a_layer(1, 3, 4, (rows, columns))], "$title$")
