@@ -13,13 +13,10 @@ WORDS += ["what it(?! costs)", "(?:are|is) told"]
 UNCLEAR = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 """Words in place of a noun or a verb."""
 NO_VERBS = {"a", "an", "the", "all", "its", "half", "what", "whether", "which", "when", "after", "of"}
-LATER = {"lacks"}
-"""Pages of docs/ that this test does not read yet."""
 PAGES = [
     path
     for pages in ("*.md", "docs/*.md", "docs/guides/*.md", "docs/reference/*.md", "docs/results/README.md")
     for path in sorted(REPOSITORY.glob(pages))
-    if path.stem not in LATER
 ]
 
 
