@@ -1,4 +1,4 @@
-"""Cross-entropy and divergence in float32 or better; for large vocabularies without the matrix of all logits."""
+"""Compute cross-entropy and divergence in float32 or better; for large vocabularies, compute logits in chunks."""
 
 from math import log
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from kvt.attention.ordinary import is_plain
 from kvt.data.tokens import IGNORE
 
-CHUNK = 256  # rows of logits in memory at once: few take little memory, many keep matrix products efficient
+CHUNK = 256  # rows of logits in memory at once: fewer rows save memory, more rows make matrix products faster
 LARGE = 256  # least number of classes whose logits are computed in chunks
 
 
 class Predictions(NamedTuple):
-    """Predictions of a batch, and the right classes."""
+    """Predictions of a batch and its target classes."""
 
     states: Tensor  # input of the last layer, (…, D); without a head: the logits, (…, C)
     targets: Tensor  # int64 (…)
@@ -44,7 +44,7 @@ class Losses(NamedTuple):
     loss: Tensor  # a scalar
     nll: Tensor  # a scalar: the mean of −log p over the targets that count
     each: Tensor  # −log p of each target, 0 where it does not count, (…)
-    right: Tensor  # whether the target is the most probable class, (…)
+    right: Tensor  # true if the target is the most probable class, (…)
     logits: Tensor | None = None  # (…, C), with a gradient; None if computed in chunks
 
 
@@ -62,7 +62,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
     logits = head(states) if head else states
     exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
     # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
-    # On a GPU, torch adds up losses of several dimensions in any order, and refuses to with --deterministic true.
+    # On a GPU, torch sums losses of several dimensions in no fixed order, and --deterministic true makes that an error.
     exact, wanted = (exact.movedim(-1, 1), targets) if exact.is_cpu else (exact.flatten(0, -2), targets.flatten())
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)
     nll = loss = F.nll_loss(log_p, wanted, ignore_index=ignore)
@@ -160,7 +160,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         inputs, gradients, (found, *settings) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
         if torch.is_grad_enabled():  # the gradients above are constants: compute them again, with a graph
-            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # or x made of a tied W would count for both
+            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # separates x from a tied W that x depends on
             loss = cross_entropy(found._replace(states=F.linear(*inputs)), *settings).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
             return *gradients, None, None, None, None
