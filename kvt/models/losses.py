@@ -160,7 +160,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         inputs, gradients, (found, *settings) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
         if torch.is_grad_enabled():  # the gradients above are constants: compute them again, with a graph
-            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # separates x from a tied W that x depends on
+            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # separates x from a tied W in its graph
             loss = cross_entropy(found._replace(states=F.linear(*inputs)), *settings).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
             return *gradients, None, None, None, None
