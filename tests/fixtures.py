@@ -53,14 +53,15 @@ def restore_matmul_precision(monkeypatch):
 
 @pytest.fixture
 def pictures() -> None:
-    """Runs draw attention maps, as they do for users."""
+    """Runs draw attention maps and write texts, as they do for users."""
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
-    """Runs draw none in other tests: they take ten times as long as the training of so small a model."""
+    """Runs show none in other tests: they take ten times as long as the training of so small a model."""
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(Shown, "show_maps", lambda *_: None)
+        monkeypatch.setattr(Shown, "show_text", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def test_validate_test_and_predict_take_a_checkpoint_alone(kvt, run_folder, in_t
     assert len([*elsewhere.iterdir()]) == 4
 
 
-def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake):
+def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake, pictures):
     result = experiment("characters", *SMALL["characters"])
     assert not [name for name in result if name.startswith("test/")]
     events = EventAccumulator(str(result["path"].parent)).Reload()
@@ -97,7 +97,7 @@ def test_language_models_are_judged_by_validation_alone(experiment, kvt, mistake
     assert "no test split" in mistake(kvt, "test", "--ckpt_path", checkpoint)
 
 
-def test_a_checkpoint_alone_translates_and_writes(experiment, monkeypatch, capsys, tmp_path_factory):
+def test_a_checkpoint_alone_translates_and_writes(experiment, pictures, monkeypatch, capsys, tmp_path_factory):
     """Without the data, in another folder, and the same each time."""
     translation, written = (experiment(name, *SMALL[name]) for name in ("translation", "characters"))
     best, text = (str(run["path"].parent / "checkpoints" / "best.ckpt") for run in (translation, written))

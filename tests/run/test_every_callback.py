@@ -165,11 +165,7 @@ def _measures_what_the_result_says(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WORKS])
 def test_what_breaks_a_promise_is_refused_in_one_line(in_tmp_dir, name):
-    forked(_is_refused, words_of(name), CASES[name].refused)
-
-
-def _is_refused(words: list[str], named: str) -> None:
-    command("run", *words).refused(named)
+    command("run", *words_of(name)).refused(CASES[name].refused)
 
 
 def test_the_guide_has_a_row_for_each_case():

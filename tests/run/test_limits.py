@@ -11,7 +11,7 @@ from shlex import quote
 import pytest
 import torch
 
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS, slow
 from tests.helpers.drivers import Study
 from tests.helpers.sandbox import Ended, command, disk, read_only, sandboxed
 
@@ -64,7 +64,7 @@ def test_nowhere_to_print(in_tmp_dir):
     Ended(ended.returncode, "", ended.stderr).refused("No space left on device")
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", *slow("2>&-")])
 def test_closed_streams(in_tmp_dir, closed):
     """As a daemon has them: nothing is printed, and all files are whole."""
     script = quote(str(REPOSITORY / "experiments" / "synthetic.py"))

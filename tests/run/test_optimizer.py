@@ -19,6 +19,7 @@ from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from kvt.tasks.optimizers import Together
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
+from tests.helpers.in_line import InLine
 from tests.helpers.runs import checkpoint, equal, read_history, read_result, weights
 from tests.helpers.small_tasks import TASKS, small_task
 from tests.run.test_one_run import killed_and_whole
@@ -166,7 +167,8 @@ def test_a_study_varies_it(in_tmp_dir):
     assert repeated["config"]["optimizer"] == settings["optimizer"]
 
 
-def test_a_study_keeps_it_in_its_record(says, in_tmp_dir):
+def test_a_study_keeps_it_in_its_record(says, in_tmp_dir, monkeypatch):
+    monkeypatch.setattr("kvt.study.runner.LocalWorkers", lambda *_: InLine())
     Path("mine.yaml").write_text(
         "tasks: [reverse]\nseeds: [0]\n"
         "axes:\n  attn: [qkv, kv]\n  optimizer: [null, {class_path: torch.optim.SGD, init_args: {momentum: 0.9}}]\n"
@@ -174,7 +176,7 @@ def test_a_study_keeps_it_in_its_record(says, in_tmp_dir):
     )
     execute("study run", ["mine.yaml", "--folder", "runs", "--workers", "1"])
     says("study", "record", "mine.yaml", "--from", "runs", "--out", "record")
-    assert "4 runs: 4 finished" in says("study", "run", "mine.yaml", "--folder", "others", "--from", "record")[-1]
+    assert "4 runs: 4 finished" in says("study", "run", "mine.yaml", "--folder", "others", "--from", "record")
     assert not Path("others").exists()
     says("study", "report", "mine.yaml", "--from", "record", "--out", "report")
     assert Path("report", "runs.csv").read_text().count("torch.optim.SGD") == 2

@@ -26,7 +26,7 @@ def rates(config: kvt.RunConfig, folder: str) -> dict[int, float]:
 
 @pytest.mark.parametrize("task", ["reverse", "human_numbers", "language_model"])
 def test_a_schedule_spans_the_longer_run(in_tmp_dir, task):
-    config = small(task, max_epochs=2)
+    config = small(task, max_epochs=2, limit_train_batches=6, limit_val_batches=1)
     rates(config, "parent")
     longer = {"max_epochs": 4, "ckpt_path": "parent/checkpoints/last.ckpt"}
     child, whole = rates(config.changed(**longer), "child"), rates(config.changed(max_epochs=4), "whole")
