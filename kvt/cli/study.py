@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import collect_garbage_seldom, quick_imports, say, tell
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import GRIDS, require_folder, user_path, yaml_names
+from kvt.system.files import GRIDS, parse_yaml, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
@@ -193,7 +193,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> 
     settings = [word.partition("=") for word in " ".join(only).split()]
     if strange := [name for name, sign, _ in settings if not sign]:
         raise UserError(f"--only {strange[0]}: expected settings with a value, such as --only task=sort dim=64")
-    runs = [*select(runs, {name: value for name, _, value in settings}, "--only")]
+    runs = [*select(runs, {name: parse_yaml(value, f"--only {name}") for name, _, value in settings}, "--only")]
     return [grid for grid in grids if {run.name for run in grid.runs} & {run.name for run in runs}], runs
 
 

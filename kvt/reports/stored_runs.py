@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from kvt.run.config import RunConfig, bare, read_paths
+from kvt.run.config import RunConfig, bare, in_short, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.sections import BUILT, GIVEN, TRAINER, Sections
 from kvt.study.outcomes import CONFIG, Outcome, State, read_outcome, stored_config
@@ -271,8 +271,10 @@ def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
 
 
 def _brief(value: Any) -> str:
-    text = yaml_line(value)
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+    """Return a setting's value in a line: classes whole, such as `EMAWeightAveraging(decay=0.99)`, other values cut."""
+    shown = in_short(value)
+    text = yaml_line(value) if shown is value else str(shown)
+    return text if shown is not value or len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def megabytes(size: int) -> str:

@@ -5,6 +5,7 @@ The table of tools in the guide to attention is that of `TOOLS`.
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +15,9 @@ from torch.distributed import device_mesh, fsdp
 from torch.nn.utils import parametrizations, prune
 from torch.testing import assert_close
 
+import kvt
 from kvt.attention import ATTENTION, AttentionFactory, MultiheadAttention
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, SMALL
 from tests.helpers.small_tasks import LISTS, OTHERS, TASKS, small_batch
 
 LENGTH, DIM, HEADS = 4, 8, 2
@@ -300,3 +302,22 @@ def test_the_guide_has_the_table():
     for *_, test in TOOLS:
         path, name = test.split("::")
         assert f"def {name}" in (REPOSITORY / "tests" / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_guides_script_trains_adapters_alone(experiment, in_tmp_dir):
+    peft = pytest.importorskip("peft")
+    experiment("reverse", "--attn", "kv", *SMALL["reverse"])
+    blocks = re.findall(r"```py\n(.*?)```", (REPOSITORY / "docs/guides/attention.md").read_text(), re.DOTALL)
+    [script] = [block for block in blocks if "peft" in block]
+    names = {}
+    exec(compile(script.replace("50_000", "256"), "attention.md", "exec"), names)
+    before, after = kvt.load("lightning_logs/reverse/kv/version_0"), kvt.load("sort.ckpt")
+    digits = torch.randint(10, (3, 16))
+    adapted = peft.PeftModel.from_pretrained(before.model, "sort-adapters").eval()
+    assert_close(adapted(digits), after.model(digits))
+    with adapted.disable_adapter():
+        assert not torch.equal(adapted(digits), after.model(digits))
+    start, trained = kvt.load("lightning_logs/reverse/kv/version_0"), after.state_dict()
+    changed = {name for name, weight in start.state_dict().items() if not torch.equal(weight, trained[name])}
+    assert changed == {f"{name}.weight" for name, layer in start.named_modules() if isinstance(layer, nn.Linear)}

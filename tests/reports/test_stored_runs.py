@@ -120,6 +120,16 @@ def test_a_run_of_a_text_of_ones_own_is_compared_with_its_task_and_no_test_is_re
     assert f"kvt validate --ckpt_path {folder}/checkpoints/best.ckpt" in card
 
 
+def test_a_card_names_callbacks_with_their_arguments(says):
+    stopping = {"monitor": "val/loss", "patience": 12345, "min_delta": 0.001, "mode": "min"}
+    callbacks = [
+        {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.99}},
+        {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": stopping},
+    ]
+    card = "\n".join(says("show", str(make(callbacks=callbacks))))
+    assert "EMAWeightAveraging(decay=0.99), EarlyStopping(monitor=val/loss, patience=12345, min_delta=0.001" in card
+
+
 @pytest.mark.parametrize("task", yaml_names(CONFIGS))
 def test_a_run_of_a_task_as_it_is_has_no_settings_of_its_own(says, task):
     folder = make(task=task, result=RESULT)

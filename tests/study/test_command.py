@@ -118,6 +118,7 @@ def test_runs_are_listed(tiny, capsys):
     [
         ("study run table2 --scale=smoke --list --only task=sort", 12),
         ("study run table2 --scale=smoke --list", 60),
+        ("study run figure5 --scale=notebook --list --only seed=0 attn=kv attn_kwargs=null", 1),
         ("reproduce figure3 table1 --scale=smoke --list", 15),
         ("reproduce table2 table3 --scale=smoke --list --only task=copy attn=kv", 4),
     ],
