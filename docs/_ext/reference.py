@@ -14,16 +14,15 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvt.cli.experiment import experiment
-from kvt.cli.flags import RUN_FLAGS
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
-from kvt.run.sections import plain
+from kvt.run.sections import RUN_FLAGS, plain
 from kvt.run.settings import settings_parser
 from kvt.system.files import CONFIGS, yaml_line, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")
-NO_SETTINGS = ("help", "print_shtab", "model", "data", "trainer")
+NO_SETTINGS = ("help", "print_shtab", "print_config", "config", "resume", "model", "data", "trainer")
 
 
 def commands() -> Iterator[str]:

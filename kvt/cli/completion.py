@@ -29,9 +29,9 @@ def _all_words() -> ArgumentParser:
     """Return an argparse parser of all commands; run, fit, validate, test and predict have the flags of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
-        from kvt.cli.flags import RUN_FLAGS
         from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
         from kvt.run.config import RunConfig
+        from kvt.run.sections import RUN_FLAGS
         from kvt.run.settings import settings_parser
 
     tasks, grids = yaml_names(CONFIGS), yaml_names(GRIDS)

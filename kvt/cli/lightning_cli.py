@@ -4,23 +4,19 @@ import os
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
-from jsonargparse import ActionConfigFile
 
-from kvt.cli.flags import RUN_FLAGS, split_flags
 from kvt.run import run
 from kvt.run.config import RunConfig, read_files
 from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.same import TO_RESUME
-from kvt.run.sections import GROUPS, Sections
-from kvt.run.settings import SettingsParser
-from kvt.system.console import table, tell
+from kvt.run.sections import GROUPS, RUN_FLAGS, Sections
+from kvt.run.settings import SettingsParser, settings_parser
+from kvt.system.console import OneLineParser, table, tell
 from kvt.system.errors import UserError
 from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
@@ -31,9 +27,9 @@ TRAINING = ("run", "fit")
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
     """Execute `run`, `fit`, `validate`, `test` or `predict`; the arguments are those of `experiment.run_lightning`."""
-    command, flags, words = split_flags(argv, choices, option)
-    config, source, resumed = read_words(command, flags, words, parser)
-    if flags.print_config:
+    command, *_ = argv
+    config, source, resumed, is_printed = read_words(argv, choices, option, **parser)
+    if is_printed:
         tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
     if resumed and read_json(resumed / "result.json") is not None:
@@ -66,21 +62,27 @@ class Asked(NamedTuple):
         config: the configuration.
         source: the checkpoint that the configuration comes from; None if it comes from YAML files.
         resumed: the folder of the run to resume; None: the run is new.
+        is_printed: whether to print the configuration and do nothing else.
     """
 
     config: RunConfig
     source: Checkpoint | None = None
     resumed: Path | None = None
+    is_printed: bool = False
 
 
-def read_words(
-    command: str, flags: Namespace, words: list[str], texts: Mapping[str, str] = MappingProxyType({})
-) -> Asked:
-    """Parse words that `split_flags` has split; with --help, print the help, with these `texts`, and exit.
+def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> Asked:
+    """Parse a command line; with --help, print the help, with these `texts`, and exit.
 
-    The parser imports classes that values name. So it gets only YAML files and the user's words, and never values from
+    `RUN_FLAGS` are read first, because they choose the classes whose arguments are the other flags. The parser of the
+    other flags imports classes that values name. So it gets only YAML files and the user's words, and never values from
     a checkpoint.
+
+    >>> read_words(["run", "reverse", "--attn", "qkv"]) == read_words(["run", "--config=reverse", "--model.attn=qkv"])
+    True
     """
+    command, *words = argv
+    flags, words = _run_flags(command, words, choices, option)
     named = {"model": flags.model, "data": flags.data}
     resumed = None if flags.resume is None else _run_to_resume(flags.resume, command)
     files = [str(resumed / "config.yaml")] if resumed else flags.config
@@ -88,14 +90,12 @@ def read_words(
     source = None if files else checkpoint
     paths, classes, sections = ({}, source.classes, {}) if source else read_files(files, named)
     if {"-h", "--help"} & {*words}:
-        helper = _parser(classes, {"prog": f"kvt {command}", **texts})
-        _show_values(helper, sections)
-        helper.parse_args(words)
-    parser = _same_parser(*classes.items())
+        _print_help(classes, sections, {"prog": f"kvt {command}", **texts})
+    parser = settings_parser(**classes)
     if source:
         given = parser.parse_given(words)
         config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
-        return Asked(config, source)
+        return Asked(config, source, None, flags.print_config)
     if not classes:
         if command == "run":
             raise UserError("kvt run needs a task: pass its name, or your own YAML, such as kvt run cifar10")
@@ -104,33 +104,45 @@ def read_words(
         places = [*classes["data"].path_settings, *(["teacher"] if sections.get("teacher") else [])]
         _require_unchanged(resumed, parser.parse_given(words), places)
     config = RunConfig.of(paths, parser.parse_all(words, sections))
-    return Asked(replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config, resumed=resumed)
+    config = replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config
+    return Asked(config, None, resumed, flags.print_config)
 
 
-def _parser(classes: Mapping[str, type[Any]], texts: Mapping[str, str]) -> SettingsParser:
-    """Return a parser of settings whose --help includes `RUN_FLAGS`."""
-    parser = SettingsParser(usage="%(prog)s [flags]", allow_abbrev=False, **texts)  # type: ignore[arg-type]
-    parser.add_argument("-c", "--config", action=ActionConfigFile)
+def _run_flags(
+    command: str, words: list[str], choices: Sequence[str], option: str | None
+) -> tuple[Namespace, list[str]]:
+    """Return the values of `RUN_FLAGS`, and the other words."""
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", action="append", default=[])
+    for flag in [*RUN_FLAGS][1:]:
+        parser.add_argument(flag)
+    parser.add_argument("--print_config", action="store_true")
+    if option:
+        parser.add_argument(f"--{option}", choices=choices)
+    if words and not words[0].startswith("-"):
+        if command != "run" or choices:
+            raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
+        words.insert(0, "--config")
+    flags, others = parser.parse_known_args(words)
+    if flags.resume is not None:
+        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
+            remedy = f"drop --{given[0]}"
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
+    elif choices:
+        chosen = getattr(flags, option) if option else None
+        if chosen or flags.ckpt_path is None:  # otherwise the checkpoint names the task
+            flags.config.insert(0, chosen or choices[0])
+    return flags, others
+
+
+def _print_help(classes: Mapping[str, type[Any]], sections: Sections, texts: Mapping[str, str]) -> None:
+    """Print the flags, with values from YAML files as defaults, and exit."""
+    parser = SettingsParser(usage="%(prog)s [flags]", **texts)  # type: ignore[arg-type]
     parser.add_settings(classes)
-    actions = {action.dest: action for action in parser._actions}
-    for flag, text in RUN_FLAGS.items():
-        if (action := actions.get(flag[2:])) is not None:
-            action.help = text
-        else:
-            parser.add_argument(flag, help=text)
-    return parser
-
-
-@cache
-def _same_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
-    return _parser(dict(classes), {})
-
-
-def _show_values(parser: SettingsParser, sections: Sections) -> None:
-    """Make --help show values from YAML files as defaults."""
     settings = {f"{name}.{key}": value for name in GROUPS for key, value in sections.get(name, {}).items()}
     plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})
+    parser.parse_args(["--help"])
 
 
 def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:

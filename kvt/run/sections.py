@@ -23,7 +23,14 @@ OTHERS = ("seed_everything", "compile", "threads", "optimizer", *TEACHER, "ckpt_
 """The settings and sections of a configuration besides `GROUPS`."""
 GIVEN = {"spec", "seed"}
 """Arguments of a task and its data that the run sets: the data's `spec` and the run's seed."""
-CKPT_PATH_HELP = "path to a checkpoint to measure, or from which a new run continues training"
+RUN_FLAGS = {
+    "--config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
+    "--ckpt_path": "path to a checkpoint to measure, or from which a new run continues training",
+    "--resume": "folder of a stopped run to resume, with the same result as without the stop",
+    "--model": "import path of your task class, such as my_task.MyTask",
+    "--data": "import path of your data class, such as my_task.MyData",
+}
+"""The flags that choose what to run, with their help."""
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer's settings whose defaults are not Lightning's."""

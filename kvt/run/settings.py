@@ -10,12 +10,13 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 import lightning as L
+from jsonargparse import ActionConfigFile
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, CKPT_PATH_HELP, GIVEN, KEPT, OTHERS, TEACHER, TRAINER_DEFAULTS, Sections, plain
+from kvt.run.sections import BUILT, GIVEN, GROUPS, KEPT, OTHERS, RUN_FLAGS, TEACHER, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed
 from kvt.tasks import Task, TaskData
@@ -84,6 +85,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
     def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
         """Add the settings of the run, of the Trainer and of the classes of task and data, with short names."""
+        self.add_argument("-c", "--config", action=ActionConfigFile, help=RUN_FLAGS["--config"])
         for section, cls in classes.items():
             skip = GIVEN & argument_types(cls).keys()
             self.add_class_arguments(cls, section, instantiate=False, skip=skip)
@@ -99,7 +101,9 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         for name, usual in TEACHER.items():
             kind = str | None if usual is None else float
             self.add_argument(f"--{name}", type=kind, default=usual, help=TEACHER_HELP[name])
-        self.add_argument("--ckpt_path", type=str | None, default=None, help=CKPT_PATH_HELP)
+        self.add_argument("--ckpt_path", type=str | None, default=None, help=RUN_FLAGS["--ckpt_path"])
+        for flag in ("--resume", *(f"--{name}" for name in BUILT if name not in classes)):
+            self.add_argument(flag, help=RUN_FLAGS[flag])
         accumulate = self._option_string_actions["--trainer.accumulate_grad_batches"]
         accumulate.help = f"{accumulate.help} {ACCUMULATE_HELP}"
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
@@ -111,8 +115,8 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
                 names = [bare, f"{bare}+"] if f"--{action.dest}+" in options else [bare]
                 action.option_strings = [*names, *action.option_strings]
                 options |= dict.fromkeys(names, action)
-            elif action.dest in ("model", "data", "trainer"):  # hides flags by which jsonargparse reads a file
-                action.help, action.metavar = SUPPRESS, "CLASS"
+            elif action.dest in GROUPS:  # jsonargparse would read a section from a file
+                action.help, action.metavar = RUN_FLAGS.get(f"--{action.dest}", SUPPRESS), "CLASS"
 
     def parse_given(self, settings: list[str] | Mapping[str, Any]) -> Sections:
         """Return the settings given as words or sections, without defaults; required settings may be missing."""
@@ -177,7 +181,7 @@ def settings_parser(**classes: type[Any]) -> SettingsParser:
 
 @cache
 def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
-    parser = SettingsParser(exit_on_error=False)
+    parser = SettingsParser(exit_on_error=False, allow_abbrev=False)
     parser.add_settings(dict(classes))
     return parser
 

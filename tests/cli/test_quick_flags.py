@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from kvt.cli.flags import split_flags
 from kvt.cli.lightning_cli import read_words
 from kvt.run.sections import GIVEN, LIGHTNING
 from kvt.run.settings import settings_parser
@@ -37,7 +36,7 @@ def test_lightnings_settings_are_found():
 def test_a_mistyped_flag_is_one_line_with_the_nearest_flag(words, nearest):
     said = f"did you mean --{nearest}?" if nearest else "see --help"
     with pytest.raises(UserError, match=re.escape(f"{words[0]}") + ".*" + re.escape(said)):
-        read_words(*split_flags(["fit", "--config", "reverse", *words]))
+        read_words(["fit", "--config", "reverse", *words])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_mistyped_flag_is_one_line_with_the_nearest_flag(words, nearest):
 def test_a_bare_name_adds_to_a_list_as_its_full_name(config, word, more):
     section = "model" if word.startswith("milestones") else "trainer"
     argvs = [["fit", "--config", config, *(f"--{full}{one}" for one in [word, *more])] for full in ("", f"{section}.")]
-    bare, full = (read_words(*split_flags(argv)).config for argv in argvs)
+    bare, full = (read_words(argv).config for argv in argvs)
     name, _, added = word.partition("+=")
     assert added in str(bare.sections[section][name])
     assert bare == full

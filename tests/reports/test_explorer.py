@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.flags import split_flags
 from kvt.cli.lightning_cli import read_words
 from kvt.reports import explorer
 from kvt.reports.explorer import explorer_page
@@ -165,7 +164,7 @@ def test_a_study_of_one_run(tmp_path):
 
 
 def configuration(words):
-    return read_words(*split_flags(["fit", *words])).config
+    return read_words(["fit", *words]).config
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GRIDS.glob("*.yaml")))

@@ -12,7 +12,6 @@ import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 
 from kvt import RunConfig
-from kvt.cli.flags import split_flags
 from kvt.cli.lightning_cli import read_words
 from kvt.system.errors import UserError
 
@@ -25,7 +24,7 @@ def config(request):
 
 
 def test_its_views_are_the_whole_of_it(config):
-    for again in (RunConfig.from_flat(config.flat), read_words(*split_flags(["fit", *config.words])).config):
+    for again in (RunConfig.from_flat(config.flat), read_words(["fit", *config.words]).config):
         assert again.flat == config.flat
         assert again.name == config.name
         assert config.differences(again) == []
@@ -107,7 +106,7 @@ def test_settings_become_plain_data(config, strange, same):
 def test_defaults_of_callbacks_become_plain_data(config):
     """Timer's interval is a member of an enumeration, BackboneFinetuning's function is one of a module."""
     argvs = [["fit", *config.words, f"--callbacks={name}"] for name in ("Timer", "BackboneFinetuning")]
-    configs = [read_words(*split_flags(argv)).config for argv in argvs]
+    configs = [read_words(argv).config for argv in argvs]
     timer, finetuning = (one.trainer["callbacks"] for one in configs)
     assert type(timer["init_args"]["interval"]) is str
     assert finetuning["init_args"]["lambda_func"] == "lightning.pytorch.callbacks.finetuning.multiplicative"
