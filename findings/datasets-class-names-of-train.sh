@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# datasets.load_dataset reads a test split's labels with the class names of train, though the file has names of its own.
+# datasets.load_dataset gives the labels of a test split the class names of train, although the test file stores other names.
 #
-# Expected: each split of Parquet files keeps the class names that its own file stores, or load_dataset refuses splits whose names
-#   differ.
-# Real: DatasetDict.class_encode_column numbers the classes of each split by itself. A test split that lacks a class numbers the
-#   others differently. The Parquet files store the right names. load_dataset gives all splits the names of the first one, so that
-#   every "bee" of test becomes an "ant": a perfect model has accuracy 0. save_to_disk with load_from_disk keeps each split's names.
+# Expected: each split keeps the class names that its Parquet file stores, or load_dataset rejects splits with different names.
+# Real: DatasetDict.class_encode_column numbers the classes of each split separately. If a test split lacks a class, its other
+#   classes have other numbers. The Parquet files store the correct names, but load_dataset gives all splits the names of the first
+#   one. Every "bee" of test becomes an "ant", and a perfect model has accuracy 0. save_to_disk and load_from_disk keep the names of
+#   each split.
 #
 # Python 3.11.7, datasets 5.2.0, pyarrow 26.0.1, pandas 3.1.1. Seen on 2026-11-27:
 #   stored         names ['bee', 'cow'], labels ['bee', 'cow']

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # datasets reads a Parquet file twice if its name has the split's name twice, such as train-train.parquet.
 #
-# Expected: load_dataset of a folder has each row of each file once.
+# Expected: load_dataset reads each row of each file of a folder once.
 # Real: file names are matched against several patterns (split at the beginning, in the middle, at the end), and a file that fits two of
-#   them is listed twice. Two rows become four, without a warning. An epoch then weighs these rows double, and a random split into
-#   training and validation rows has the same rows in both.
+#   them is listed twice. Two rows become four, without a warning. An epoch then has these rows twice, and a random split into
+#   training and validation rows has the same rows in both parts.
 #
 # Python 3.11.7, datasets 5.2.0, pyarrow 25.0.1. Seen on 2026-11-27:
 #   train.parquet: [0, 1]

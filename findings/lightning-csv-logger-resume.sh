@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Lightning's CSVLogger deletes the metrics of a run that is resumed in the folder of its version.
 #
-# Expected: CSVLogger(DIR, name, version) with the version of an earlier run continues its metrics.csv, as TensorBoardLogger continues its events.
-# Real: the first log of the new process deletes metrics.csv. A line "Experiment logs directory ... exists and is not empty" warns that the
-#   files may be overwritten, also when training continues by ckpt_path. The curve of the first part is lost.
+# Expected: CSVLogger(DIR, name, version) with the version of an earlier run appends to its metrics.csv, as TensorBoardLogger appends events.
+# Real: the new process deletes metrics.csv when it first logs. A warning "Experiment logs directory ... exists and is not empty" says that
+#   files may be overwritten, even if training continues from ckpt_path. The metrics of the first part are lost.
 #
 # Python 3.11.7, lightning 2.6.6, torch 2.14.1. Seen on 2026-11-27:
 #   steps of the first part: [1, 3, 5, 7]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A run with a BaseFinetuning callback that is resumed after its unfreezing trains with the frozen layers again.
+# If a run with a BaseFinetuning callback is resumed after the callback has unfrozen layers, the layers are frozen again.
 #
-# Expected: layers that were unfrozen in epoch 1 stay unfrozen in a run that is resumed in epoch 2: the callback stores its parameter groups
-#   in the checkpoint.
-# Real: setup() calls freeze_before_training() in the resumed run, too. finetune_function() is called for epoch 2, where nothing is to be
-#   unfrozen. The stored groups are restored, but their weights have requires_grad=False to the end, without a warning.
+# Expected: layers that were unfrozen in epoch 1 stay unfrozen in a run that is resumed in epoch 2, because the callback stores its
+#   parameter groups in the checkpoint.
+# Real: setup() also calls freeze_before_training() in the resumed run. finetune_function() is called for epoch 2, in which it unfreezes
+#   nothing. The stored groups are restored, but their weights keep requires_grad=False until the end, without a warning.
 #
 # Python 3.11.7, lightning 2.6.6, torch 2.14.1. Seen on 2026-11-27:
 #   4 epochs: unfrozen True, trained in epochs 2 and 3 True

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A resumed run with ReduceLROnPlateau has another learning rate than the run that was not interrupted.
+# A resumed run with ReduceLROnPlateau has another learning rate than an uninterrupted run.
 #
-# Expected: ModelCheckpoint's file of the end of epoch 3 holds the scheduler as it is after epoch 3, so that 3 epochs and a resumed run to 6 end as
-#   6 epochs do.
-# Real: the file is written at the end of the validation, before Lightning steps the scheduler of that epoch. The resumed run begins with
-#   epoch 4 and never takes the step. With a validation loss that does not improve, it has twice the learning rate from then on.
+# Expected: the checkpoint that ModelCheckpoint writes at the end of epoch 3 has the scheduler's state after epoch 3. Then a run of 3 epochs,
+#   resumed to 6, equals a run of 6 epochs.
+# Real: the checkpoint is written at the end of the validation, before Lightning steps the scheduler for that epoch. The resumed run begins
+#   with epoch 4 and never does this step. If the validation loss does not improve, its learning rate is twice as large from then on.
 #
 # Python 3.11.7, lightning 2.6.6, torch 2.14.1. Seen on 2026-11-27:
 #   6 epochs: [1.0, 1.0, 0.5, 0.25, 0.125, 0.0625]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# In a SLURM job, Lightning trains another run's file: a hpc_ckpt_N.ckpt of the working directory replaces ckpt_path=None.
+# In a SLURM job, Lightning loads another run's checkpoint: hpc_ckpt_N.ckpt in the working directory replaces ckpt_path=None.
 #
-# Expected: without ckpt_path, fit starts from the weights of the model, and validate measures them.
+# Expected: without ckpt_path, fit starts from the weights of the model that it is given, and validate measures these weights.
 # Real: `sbatch --signal=USR1@90` makes the default SLURM environment write hpc_ckpt_1.ckpt into default_root_dir, which is the working
-#   directory unless it is set. From then on, every fit, validate and test without ckpt_path in that directory loads this file, whatever
-#   run wrote it, also where nobody has asked for requeueing. `fit` of another model object starts at the other run's step.
+#   directory unless it is set. From then on, every fit, validate and test without ckpt_path in that directory loads this file, even
+#   if another run wrote it, and even in jobs that are not requeued. `fit` of a new model starts at the other run's step.
 #
 # Python 3.11.7, lightning 2.6.6, torch 2.14.1. Seen on 2026-11-27:
 #   files: ['hpc_ckpt_1.ckpt']

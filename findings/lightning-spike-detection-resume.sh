@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lightning's SpikeDetection callback cannot read the state that it writes: no run with it can be resumed.
+# Lightning's SpikeDetection callback cannot read the state that it writes, so no run with this callback can be resumed.
 #
-# Expected: trainer.fit(..., ckpt_path=FILE) continues, since the callback has state_dict and load_state_dict.
-# Real: load_state_dict reads the attributes `running` and `running.base_metric`; the constructor makes `running_mean`. Every checkpoint
-#   of a run with the callback ends `fit(ckpt_path=...)` with AttributeError. Without the callback, the same file resumes.
+# Expected: trainer.fit(..., ckpt_path=FILE) continues, because the callback has state_dict and load_state_dict.
+# Real: load_state_dict reads the attributes `running` and `running.base_metric`, but the constructor creates `running_mean`. With any
+#   checkpoint of a run with the callback, `fit(ckpt_path=...)` raises AttributeError. Without the callback, the same file resumes.
 #
 # Python 3.11.7, lightning 2.6.6, torch 2.14.1, torchmetrics 1.9.0. Seen on 2026-11-27:
 #   resumed without the callback: step 8

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Pillow hides the wrong pixels of a 48-bit PNG with a transparent colour.
+# Pillow makes the wrong pixels transparent in a 48-bit PNG with a transparent colour.
 #
-# Expected: the PNG chunk tRNS names one colour, three numbers of 16 bits. Pixels of exactly this colour are transparent.
-# Real: Pillow reads 48-bit pixels as their upper bytes and keeps the colour at 16 bits. convert("RGBA") compares upper bytes of pixels with
+# Expected: the PNG chunk tRNS names one colour by three numbers of 16 bits. Exactly the pixels of this colour are transparent.
+# Real: Pillow reads the upper bytes of 48-bit pixels, but keeps 16 bits of the colour. convert("RGBA") compares upper bytes of pixels with
 #   lower bytes of the colour. With the colour 0x1234, 0x5678, 0x9abc, the pixel of that colour stays opaque, and a pixel 0x34.., 0x78..,
-#   0xbc.. vanishes. Images that are laid over white before training have holes in the wrong places.
+#   0xbc.. vanishes. Images that are drawn on white before training then have holes in the wrong places.
 #
 # Python 3.11.7, pillow 12.3.0, numpy 2.4.6. Seen on 2026-11-27:
 #   mode RGB, transparency (4660, 22136, 39612)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# safetensors.numpy.save_file writes a transposed array with its numbers in another order, without an error.
+# safetensors.numpy.save_file writes the numbers of a transposed array in the wrong order, without an error.
 #
-# Expected: load_file returns the array that save_file was given, or save_file refuses an array that is not C-contiguous, as
-#   safetensors.torch does.
-# Real: the shape is the array's, the numbers are in the order of its memory. A matrix of Linear weights that was transposed for
-#   another framework comes back scrambled. numpy.ascontiguousarray before saving avoids this.
+# Expected: load_file returns the array that was saved, or save_file rejects an array that is not C-contiguous, as safetensors.torch
+#   does.
+# Real: the file has the shape of the array, but the numbers in the order of its memory. A Linear weight that was transposed for
+#   another framework is scrambled when it is loaded. numpy.ascontiguousarray before saving avoids this.
 #
 # Python 3.11.7, safetensors 0.8.0, numpy 2.4.6, Linux x86-64. Seen on 2026-11-27:
 #   saved  [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]

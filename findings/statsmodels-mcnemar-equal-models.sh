@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # statsmodels' McNemar test with the χ² distribution gives p = 0 for two classifiers that are right and wrong on the same examples.
 #
-# Expected: p = 1 (no example tells the classifiers apart), or NaN with a warning.
+# Expected: p = 1, because no example distinguishes the classifiers, or NaN with a warning.
 # Real: without a discordant example the statistic is (|0 − 0| − 1)² / 0 = inf, and p = 0: "the models differ" for equal models.
-#   With as many discordant examples on both sides, the continuity correction makes the statistic (0 − 1)² / n instead of 0.
+#   With equal numbers of discordant examples on both sides, the continuity correction makes the statistic (0 − 1)² / n instead of 0.
 #   The exact test (exact=True) gives p = 1 in both cases.
 #
 # Python 3.11.7, statsmodels 0.15.0, scipy 1.17.1, numpy 2.4.6, pandas 3.1.1. Seen on 2026-11-27:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # An exponential moving average of torch changes integer buffers that never change in the model.
 #
-# Expected: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True) leaves a constant buffer, such as a table of
-#   token ids, as it is: the average of equal numbers is that number.
+# Expected: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True) does not change a constant buffer, such as
+#   a table of token ids, because the average of equal numbers is the same number.
 # Real: an integer buffer is averaged in float32, average · decay + value · (1 − decay), and truncated when it is copied back. Rounding
-#   gives 1.9999999 in place of 2, which becomes 1, at the next update 0. With decay 0.9999, a fifth of 50,257 ids is wrong after 100
-#   updates, by up to 9. With decay 0.99, 0.995 and 0.999 none is.
+#   gives 1.9999999 instead of 2. It becomes 1, and 0 at the next update. With decay 0.9999, a fifth of 50,257 ids is wrong after 100
+#   updates, by up to 9. With decay 0.99, 0.995 and 0.999 all ids are right.
 #
 # Python 3.11.7, torch 2.14.1, numpy 2.4.6. Seen on 2026-11-27:
 #   decay 0.9: 12101 of 50257 ids differ after 100 updates, by at most 1

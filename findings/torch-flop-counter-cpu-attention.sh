@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# torch's FlopCounterMode counts nothing for scaled_dot_product_attention on a CPU: a transformer looks cheaper than it is.
+# torch's FlopCounterMode counts 0 for scaled_dot_product_attention on a CPU, so a transformer seems cheaper than it is.
 #
 # Expected: attention of n queries and keys counts 4 · heads · n² · head_dim floating-point operations, forward.
-# Real: on a CPU, the default kernel is _scaled_dot_product_flash_attention_for_cpu, for which the counter has no formula. It counts 0,
-#   whatever the length, and prints no warning. With SDPBackend.MATH the same call is counted in full. So the share of attention
-#   in a count depends on the kernel that was chosen, and a count on a CPU differs from one of the same model on a GPU.
+# Real: on a CPU, the default kernel is _scaled_dot_product_flash_attention_for_cpu, for which the counter has no formula. It counts 0
+#   for every length, without a warning. With SDPBackend.MATH the same call is counted in full. So a count depends on the kernel of
+#   attention, and a count on a CPU differs from a count of the same model on a GPU.
 #
 # Python 3.11.7, torch 2.14.1. Seen on 2026-11-27:
 #   default kernel: {64: 0, 512: 0}

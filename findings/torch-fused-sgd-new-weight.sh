@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# torch's fused SGD fails when a weight gets its first gradient later than others; the other implementations make its buffer then.
+# torch's fused SGD fails if a weight gets its first gradient later than other weights. Its other implementations do not fail.
 #
-# Expected: a weight without a gradient is skipped, and its momentum buffer is made at its first step, as without fused=True.
-# Real: once one weight has a momentum buffer and another one has none, step() of SGD(fused=True, momentum=0.9) raises TypeError. It
-#   happens in models with a part that is used, or unfrozen, later, and where a layer is replaced in a restored optimiser.
+# Expected: a weight without a gradient is skipped, and its momentum buffer is created at its first step, as without fused=True.
+# Real: if one weight has a momentum buffer and another weight has none, step() of SGD(fused=True, momentum=0.9) raises TypeError. This
+#   happens if a part of a model is used or unfrozen later than the rest, or if a layer is replaced in a restored optimiser.
 #
 # Python 3.11.7, torch 2.14.1. Seen on 2026-11-27:
 #   {'fused': False, 'foreach': False}: buffers [1.9, 1.0]

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Gradients of a CPU model that were kept by weight.grad.cpu() follow the model when it moves to another device or type.
+# Copies of a CPU model's gradients, made by weight.grad.cpu(), change with the model when it moves to another device or type.
 #
 # Expected: {name: weight.grad.cpu() for name, weight in model.named_parameters()} keeps CPU tensors, to be compared with those of a GPU.
-# Real: on a CPU, .cpu() returns the tensor itself. model.to(...) moves gradients in place, by assigning to weight.grad.data, so that the
-#   kept tensors have the new device and type. The weights behave otherwise: weight.detach().cpu() stays as it was. A clone() is needed.
+# Real: on a CPU, .cpu() returns the tensor itself. model.to(...) moves gradients in place, by assigning to weight.grad.data, so the kept
+#   tensors get the new device and type. Weights behave differently: weight.detach().cpu() does not change. A clone() is needed.
 #
 # Python 3.11.7, torch 2.14.1, numpy 2.4.6. Seen on 2026-11-27:
 #   kept gradient: torch.float64, clone of the gradient: torch.float32, kept weight: torch.float32

@@ -1,4 +1,4 @@
-"""The quantities that `kvt bench` measures of a layer, in training or in decoding, and the columns that show them."""
+"""Defines the quantities that `kvt bench` measures for a layer in training or decoding, and their columns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -55,10 +55,11 @@ def _decoding(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Cal
 TRAINING = Cost(
     "# What a layer of attention costs",
     """\
-Times are of a whole batch: medians, with quartiles in brackets. *training* is forward and backward; *× first* is its
-time relative to the first line's, computed round by round; *peak* is the memory it holds at once beyond weights and
-input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per example. *paper*: the formulas of Borji
-2023, Table 1: parameters and multiply-adds of what the scores are made of, without value and output.""",
+Times are for a whole batch: medians, with quartiles in brackets. *training* is a forward and a backward pass. *× first*
+is its time divided by that of the first row, computed in each round. *peak* is the peak memory of a training step
+without weights and input. *FLOP* counts matrix products, two per multiply-add. *FLOP* and *cache* are for one example.
+*paper* has parameters and multiply-adds by the formulas of Borji 2023, Table 1, which count the scores only, without
+value and output.""",
     (
         Column("parameters", "parameters"),
         Column("paper_parameters", "paper"),
@@ -77,10 +78,10 @@ input. *FLOP* (of matrix products, two per multiply-add) and *cache* are per exa
 DECODING = Cost(
     "# What decoding with a layer of attention costs",
     """\
-A step decodes the n-th token of every sequence of the batch: it adds its key and value to a cache and attends to all n.
-*tokens/s* are those of the whole batch: medians, with quartiles in brackets; *× first* is relative to the first line's,
-computed round by round: above 1 is faster. *cache* is what keys and values occupy, counted: per token of a sequence,
-and of the whole batch. A tensor that is both key and value is stored once.""",
+A step decodes the n-th token of every sequence of the batch: it adds key and value of the token to a cache and attends
+to all n tokens. *tokens/s* are for the whole batch: medians, with quartiles in brackets. *× first* is tokens/s divided
+by those of the first row, computed in each round. A value above 1 is faster. *cache* is the size of keys and values,
+for one token of a sequence and for the whole batch. A tensor that is both key and value is stored once.""",
     (
         Column("tokens_per_s", "tokens/s", sampled=True, label="tokens per second"),
         Column("tokens_ratio", "× first", sampled=True, ratio_of="tokens_per_s"),

@@ -1,4 +1,4 @@
-"""The paper's positional encoding of attention maps, computed literally: a slow baseline, and an oracle for tests."""
+"""Computes the paper's positional encoding of attention maps literally, as a slow baseline and for tests."""
 
 from typing import Any
 

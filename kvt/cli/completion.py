@@ -54,7 +54,7 @@ def _all_words() -> ArgumentParser:
         if group in COMMANDS:  # "runs rm" is left out, because a shell offers folders after "kvt runs"
             continue
         if group not in groups:
-            groups[group] = groups[""].add_parser(group, help="makes and compares runs").add_subparsers()
+            groups[group] = groups[""].add_parser(group, help="trains and compares runs").add_subparsers()
         _add(groups[group].add_parser(last, help=about), command_parser(name)[1]._actions, choices)
     return kvt
 
@@ -63,7 +63,7 @@ def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str
     """Add flags to a parser; a shell completes a flag's value from the choices for its name, else from files."""
     for action in actions:
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
-        if flag in parser._option_string_actions or "." in flag:  # -h and settings of several tasks; help on a class
+        if flag in parser._option_string_actions or "." in flag:  # duplicates, and help on a class
             continue
         about = action.help and action.help.replace("%", "%%")  # only argparse expands % in help texts
         if action.nargs == 0:

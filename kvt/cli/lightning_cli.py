@@ -72,7 +72,7 @@ class Asked(NamedTuple):
 
 
 def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> Asked:
-    """Parse a command line; with --help, print the help, with these `texts`, and exit.
+    """Parse a command line. With --help, print the help with these `texts`, and exit.
 
     `RUN_FLAGS` are read first, because they choose the classes whose arguments are the other flags. The parser of the
     other flags imports classes that values name. So it gets only YAML files and the user's words, and never values from

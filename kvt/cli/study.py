@@ -11,7 +11,7 @@ from kvt.system.errors import UserError, unknown
 from kvt.system.files import GRIDS, parse_yaml, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
 
-if TYPE_CHECKING:  # as in kvt/cli/main.py, what takes seconds to import is imported where it is used
+if TYPE_CHECKING:  # functions import slow modules when they need them, as in kvt/cli/main.py
     from kvt.study.grid import Grid, Run
     from kvt.study.outcomes import Outcomes
 
@@ -32,25 +32,27 @@ def study_run(
     only: list[str] = ALL,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
-    """Make the runs of a grid that are not done yet.
+    """Train the runs of a grid that are not done yet.
 
-    A killed run resumes from its last checkpoint, a failed, damaged or outdated one is left as it is. You may
-    stop this at any time: the same command resumes. Several studies, on one machine or many, may share a folder and
-    the work.
+    You may stop the command at any time. The same command resumes killed runs from their last checkpoints. It does not
+    train failed, damaged or outdated runs again. Several studies, on one machine or on several, may use the same folder
+    and share the work.
 
     Args:
-        grids: YAML files, or names of grids that come with kvt, such as table2.
-        scale: one of the grid's scales, such as smoke, laptop or paper; default: laptop, or else the first.
-        folder: where runs are written, <task>/<attn>/<name>.
-        workers: processes at once, each on its share of the cores or on a GPU; default: one a GPU, or one a core where
-            there is none. A GPU has room for several small models.
-        ray: address of a Ray cluster whose machines see folder and data under one path, "auto" for this machine's.
-        retry_failed: make failed runs again, from their last checkpoint, and damaged or outdated ones, from the start.
-        dry_run: print how many runs of each task are done, and how long the others take, which follows from
-            finished and recorded runs.
-        list: print each run and its state, and make none.
-        only: make only runs with these settings, such as --only task=sort dim=64; task and seed count as settings.
-        from_: records, or folders of runs; what they have is not made again.
+        grids: YAML files, or names of kvt's grids, such as table2.
+        scale: name of a scale of the grid, such as smoke, laptop or paper; default: laptop, or else the first scale.
+        folder: folder of the runs; a run is written to <task>/<attn>/<name> in it.
+        workers: number of runs to train at once. Each has its share of the cores, or a GPU. A GPU has memory for
+            several small models. Default: the number of GPUs, or else of cores.
+        ray: address of a Ray cluster, or "auto" for the cluster of this machine. All its machines must have folder and
+            data at the same path.
+        retry_failed: train failed runs again from their last checkpoint, and damaged or outdated runs from the
+            beginning.
+        dry_run: print the number of finished runs of each task, and the time that the other runs will take, estimated
+            from finished and recorded runs.
+        list: print each run and its state, without training.
+        only: train only the runs with these settings, such as --only task=sort dim=64; task and seed count as settings.
+        from_: records, or folders of runs; runs that they contain are not trained again.
     """
     parsed, runs = _read(grids, scale, only)
     root, recorded = _root(folder), _find(runs, from_) if from_ else {}
@@ -71,16 +73,16 @@ def study_report(
 ) -> None:
     """Write the report of a grid.
 
-    It is report.md with its pictures, report.html with them inside, explorer.html to look at all runs, tables.csv with
-    all numbers, and runs.csv.
+    The report consists of report.md with its pictures, report.html, explorer.html with all runs and their learning
+    curves, tables.csv with the numbers of the tables, and runs.csv with a row for each run.
 
     Args:
-        grids: YAML files, or names of grids that come with kvt, such as table2.
-        scale: one of the grid's scales; default: as in kvt study run.
-        folder: where the runs are.
-        out: a folder for the report; default: reports/<grid>-<scale> in the folder of the runs.
+        grids: YAML files, or names of kvt's grids, such as table2.
+        scale: name of a scale of the grid; default: laptop, or else the first scale.
+        folder: folder of the runs.
+        out: folder of the report; default: reports/<grid>-<scale> in the folder of the runs.
         from_: records, or folders of runs, to report instead of --folder.
-        format: for papers, besides: latex, all tables in tables.tex; pdf, each picture as PDF; or both.
+        format: additional formats for papers: latex writes all tables to tables.tex, pdf writes each picture as PDF.
     """
     with quick_imports():
         from kvt.reports.report import FORMATS
@@ -95,13 +97,13 @@ def study_report(
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
     """Collect the results of a grid in a record: a small folder without checkpoints, to keep and to share.
 
-    A record that exists is widened: its results stay, and results of runs that were made again are added.
+    If the record exists, new results are added. It also keeps the results of repeated runs.
 
     Args:
-        grids: a YAML file, or the name of a grid that comes with kvt, such as table2.
-        out: the folder of the record.
-        scale: one of the grid's scales; default: as in kvt study run.
-        from_: folders of runs, whatever their names, and other records.
+        grids: a YAML file, or the name of one of kvt's grids, such as table2.
+        out: folder of the record.
+        scale: name of a scale of the grid; default: laptop, or else the first scale.
+        from_: folders of runs, and other records; the folders may have any names.
     """
     if len(grids) > 1:
         raise UserError("--out takes one record: pass one grid")
@@ -126,22 +128,25 @@ def reproduce(
     list: bool = False,
     only: list[str] = ALL,
 ) -> None:
-    """Make the runs of grids that come with kvt, the paper's tables and figures among them, and write the reports.
+    """Train the runs of kvt's grids, such as the paper's tables and figures, and write their reports.
 
-    Figures 2 and 4 come with tables 2 and 3. You may stop this at any time: the same command resumes.
+    The reports of table2 and table3 contain Figures 2 and 4. You may stop the command at any time. The same command
+    resumes.
 
     Args:
         names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak,
-            recall, keyless, cache, retrofit, follow-up, lengths, lacks; or table1, what attention costs.
-        all: all of them.
-        scale: smoke (minutes, learns nothing), laptop (an evening) or paper (days).
-        folder: where runs and reports are written.
-        workers: as in kvt study run.
-        ray: as in kvt study run.
-        retry_failed: as in kvt study run.
-        dry_run: as in kvt study run.
-        list: as in kvt study run.
-        only: as in kvt study run; the reports have all runs that are done, and table1 takes no settings.
+            recall, keyless, cache, retrofit, follow-up, lengths or lacks; or table1, which measures the cost of
+            attention with kvt bench.
+        all: select all names.
+        scale: smoke (minutes; a check of the code, models learn almost nothing), laptop (an evening) or paper (days).
+        folder: folder of the runs and of the reports.
+        workers: number of runs to train at once; default: the number of GPUs, or else of cores.
+        ray: address of a Ray cluster, or "auto" for the cluster of this machine.
+        retry_failed: train failed, damaged and outdated runs again.
+        dry_run: print the number of finished runs, and the time that the other runs will take.
+        list: print each run and its state, without training.
+        only: train only the runs with these settings, such as --only task=sort dim=64. The reports contain all finished
+            runs. table1 ignores these settings.
     """
     names_of_all = [*yaml_names(GRIDS), TABLE1]
     chosen = names_of_all if all else [*dict.fromkeys(names)]
@@ -176,7 +181,7 @@ def _root(folder: str) -> Path:
 
 
 def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> tuple[list["Grid"], list["Run"]]:
-    """Return the grids and their runs; with `only`, the runs with these settings, and the grids that have them."""
+    """Return the grids and their runs; with `only`, just the runs with these settings and the grids of these runs."""
     if not names:
         raise UserError("pass a grid, such as table2")
     collect_garbage_seldom()
@@ -220,12 +225,12 @@ def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
 
 
 def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> list[Path]:
-    """Return the folders of reports, checked before anything is read or made."""
+    """Return the folders of reports; raise UserError if one cannot be written, before runs are read or trained."""
     targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
     for target in targets:
         require_folder(target, "--folder" if out is None else "--out")
         if (count := targets.count(target)) > 1:
-            raise UserError(f"{count} reports would lie in {target}: write one at a time, each with its own --out")
+            raise UserError(f"{count} reports would be in {target}: write one at a time, each with its own --out")
     return targets
 
 

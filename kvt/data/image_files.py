@@ -176,7 +176,7 @@ def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in ("I", "F"):  # PIL would clip values above 255
         raise UserError(f"{name} has more than 16 bits per channel: save it with 8 bits")
     hidden = image.info.get("transparency")
-    if isinstance(hidden, tuple) and max(hidden) > 255:  # 16-bit values, although PIL has reduced the image to 8 bits
+    if isinstance(hidden, tuple) and max(hidden) > 255:  # PIL reduces the image to 8 bits but not this colour
         image = image.copy()
         image.info["transparency"] = tuple(level >> 8 for level in hidden)
     if image.has_transparency_data:  # the colours of transparent pixels are arbitrary

@@ -50,7 +50,7 @@ def convert(
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **settings} or None}
-    if source.hparams.get("match"):  # the setting `match` has chosen the model's width, which is kept
+    if source.hparams.get("match"):  # keeps the width that the setting `match` has chosen
         asked |= {"match": None, "expansion": source.expansion}
     target = type(source)(**{**source.hparams, **asked}).to(source.dtype).eval()
     _copy_others(source, target, f"--attn {attn}: {old}")

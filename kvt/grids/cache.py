@@ -20,9 +20,10 @@ from kvt.system.quoting import Markdown, markdown_table
 LOSS = "val/loss"
 
 TEXT = Markdown("""\
-*cache*: bytes of all layers that decoding keeps for a token, in float32, counted; what layers share counts once.
-*loss*: mean over runs, nats. *above {first}*: mean of pairs of runs with the same settings and seed, with its 95 % t
-interval over seeds, where there are at least three. Nothing else is equal: whoever shares has fewer weights.""")
+*cache*: bytes of the key-value cache per token, of all layers, in float32. A cache that layers share counts once.
+*loss*: mean over runs, in nats. *above {first}*: difference from the loss of {first}, mean over pairs of runs with the
+same settings and seed. With at least three seeds, its 95 % confidence interval (t) follows. Models with a smaller cache
+also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:

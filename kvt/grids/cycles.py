@@ -27,22 +27,24 @@ SYMBOLS = 10  # digits; a guess is right with probability 1/10
 NEAR = 0.005  # an accuracy within this distance of a level counts as on the level
 
 FINDING = """\
-{standing} of {runs} runs end within {points:g} points of an accuracy that the law of cycles lets them have, which by
-chance {chance:.0f} % would."""
+{standing} of {runs} runs end within {points:g} points of an accuracy 1 − 0.9 · b / {length} with an integer b, as the
+law of cycles says. {chance:.0f} % of random accuracies would."""
 
 TEXT = """\
-A head with symmetric scores cannot look along a cycle of more than two tokens: at least one of them looks elsewhere.
-If C cycles are longer than two, and a token that looks elsewhere guesses one of ten digits, accuracy is 1 − 0.9 · C /
-{length}, the *level*. Accuracies should be 1 − 0.9 · b / {length}, with b broken tokens."""
+The task moves digits along cycles of tokens. In a head with symmetric scores, the tokens of a cycle of more than two
+cannot all attend to their predecessors: at least one token attends elsewhere. If b tokens attend elsewhere and guess
+one of ten digits, the expected accuracy is 1 − 0.9 · b / {length}. The *level* has b = C, the number of cycles of more
+than two tokens."""
 
 LEGEND = """\
-Mean of n runs [95 % t interval over seeds]; **bold** where it is more than {points:g} points above the level, which is
-that of one head with symmetric scores in one layer: QKV, KV+Phase and larger models need not obey it."""
+Mean of n runs [95 % t interval over seeds]. **Bold**: more than {points:g} points above the level. The level is for one
+head with symmetric scores in one layer, not for QKV, KV+Phase and larger models."""
 
 STEPS = """\
-### The price of direction: steps to {nearly:.0f} % in validation
+### Training steps to {nearly:.0f} % validation accuracy
 
-Medians over all runs of a size, and in brackets how many got there; a dash unless more than half did."""
+Median over all runs of a size, and in brackets the number of runs that reach it. A dash: half of the runs or fewer
+reach it."""
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
@@ -51,7 +53,7 @@ def levels(grid: Grid, results: Results) -> Iterator[Section]:
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
     standing, chance = int(stands(known[ACCURACY], length).sum()), min(1, 2 * NEAR / (1 - level(length, 1)))
-    finding = FINDING.format(standing=standing, runs=len(known), points=100 * NEAR, chance=100 * chance)
+    finding = FINDING.format(standing=standing, runs=len(known), points=100 * NEAR, length=length, chance=100 * chance)
     figures = {"levels": draw_levels(known, length)}
     if COURSE in results.histories:
         figures["ladder"] = draw_ladder(results.histories, known, length)

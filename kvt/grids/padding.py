@@ -1,4 +1,4 @@
-"""The section of the grid follow-up: perplexities over all targets, and over all targets but padding."""
+"""The report section of the grid follow-up: perplexities over all targets, and over targets without padding."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,8 @@ from kvt.system.quoting import Markdown, markdown_table
 COUNTED, REAL = "val/ppl", "val/real_ppl"
 
 TEXT = Markdown("""\
-How much greater the perplexity of each attention is than that of {first}, in per cent: over all targets, padding
-among them, and over the real ones alone. Mean of pairs of runs with the same settings and seed.""")
+The perplexity of each attention relative to that of {first}, in per cent above it: over all targets, which include
+padding, and over real targets, which do not. Mean over pairs of runs with the same settings and seed.""")
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:

@@ -9,12 +9,16 @@ from kvt.system.errors import unknown
 from kvt.system.quoting import Markdown
 
 SWEPT = Markdown("""\
-Of each cell, {tried} with {setting} from {values}: shown is the best in validation, which alone chooses. {made} runs
-stand behind the {shown} that are shown.""")
+For each task, setting, attention and seed, {tried} with {setting} from {values}. This report uses the one with the best
+validation metric: {shown} of {made} runs.""")
 
 
 def swept_setting(grid: Grid) -> str | None:
-    """Return the setting of which a grid shows the best value alone; raise UserError if it is no axis of the grid."""
+    """Return `best_of` of a grid: the setting of which reports use only the best value. None if the grid has none.
+
+    Raises:
+        UserError: the setting is not an axis of the grid.
+    """
     setting = grid.file.best_of
     if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
         raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
@@ -22,10 +26,11 @@ def swept_setting(grid: Grid) -> str | None:
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return a grid with the best run alone of each sweep over its `best_of`, and a sentence for the report.
+    """Return a grid with only the best run of each sweep over its `best_of`, and a sentence about the sweeps.
 
-    The runs of a sweep differ in that setting alone; the metric is the task's `monitor`. A sweep without finished runs
-    keeps its first. The setting no longer tells runs apart.
+    The runs of a sweep differ only in that setting. The best run has the best value of the task's `monitor`. If no run
+    of a sweep has finished, the first run is kept. The setting is removed from the runs, so that runs with different
+    values can be paired.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -44,7 +49,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the metric by which the run's task chooses checkpoints, more being better; None if it has not finished."""
+    """Return the run's `monitor`, negative if less is better; None if the run has not finished."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None

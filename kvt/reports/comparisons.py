@@ -1,4 +1,4 @@
-"""The numbers of the cells of a report's tables, and the comparisons of attentions in them."""
+"""Computes the cells of a report's tables and the comparisons of attentions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,18 @@ from kvt.reports.tables import Table
 from kvt.study.outcomes import State
 
 CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
-NEARLY = 0.99  # of the highest value
+NEARLY = 0.99  # a run has solved a task if its metric is at least this share of the highest possible value
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Add a column for each table that is over training: the mean of its metric over the validations of a run."""
+    """Add a column for each table with `over_training`: the mean of its metric over all validations of a run."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column in which the table's metric is a finite number."""
+    """Return the finished runs of a column whose value of the table's metric is finite."""
     return _known(table.runs(results, column), table)
 
 
@@ -35,29 +35,29 @@ def _known(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows of a table in which a metric is a finite number, with the metric as float."""
+    """Return the rows in which a metric is finite, with the metric converted to float."""
     rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
     return rows[np.isfinite(rows[metric])]
 
 
 class Cell(NamedTuple):
-    """Statistics of an attention's runs in a column of a table, and the published numbers. Unknown numbers are NaN."""
+    """Statistics of one attention in one column of a table, and the published numbers. Unknown numbers are NaN."""
 
     metric: str
     column: str
     attention: str
-    mean: float  # and the rest of the `Summary` of the runs
+    mean: float  # this and the next five fields are those of `Summary`
     over_settings: float
     over_seeds: float
     runs: int
     settings: int
     share_of_settings: float
-    wanted: int  # runs
+    wanted: int  # runs that the grid asks for
     wanted_settings: int
-    fewest_seeds: float  # of a setting that has runs
+    fewest_seeds: float  # seeds of the setting with the fewest, among settings that have runs
     most_seeds: float
     diverged: int
-    not_finite: int  # finished runs whose metric is not a finite number
+    not_finite: int  # finished runs whose metric is NaN or infinite
     published_mean: float
     published_over_settings: float
 
@@ -65,7 +65,7 @@ class Cell(NamedTuple):
 def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
     """Return the cells of a table, column by column.
 
-    An attention without a run has cells only if it has published numbers, or if there are no runs at all.
+    An attention without runs is left out, unless it has published numbers or no attention has runs.
     """
     cells, parts = [], {column: table.runs(results, column) for column in table.columns}
     hidden = {*untried(results)} - {*table.published}
@@ -92,7 +92,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions of which no run has begun; an empty list if no run of any attention has begun."""
+    """Return the attentions without a started run; an empty list if no run of any attention has started."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 
@@ -108,14 +108,14 @@ class Compared(NamedTuple):
     pairs: int = 0
     settings: int = 0
     seeds: int = 0
-    difference: float = nan  # in the metric's units, or of its logarithm, or of shares of solved runs
+    difference: float = nan  # of the metric, of its logarithm, or of the share of solved runs
     low: float = nan
     high: float = nan
     beyond_low: float = nan
     beyond_high: float = nan
     p_different: float = nan
     p_equal: float = nan
-    solved: float = nan  # runs
+    solved: float = nan  # runs of `attention` that solved the task
     solved_by_baseline: float = nan
     untested: str = ""
     verdict: str = ""
@@ -127,11 +127,11 @@ class Compared(NamedTuple):
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
-    """Compare attentions in each column and pool of a report's tables; all comparisons are one family of tests.
+    """Compare attentions in each column and pool of a report's tables.
 
-    Both p are corrected for all comparisons (Holm), the intervals are not. Settings in which every run of every
-    attention is at the ceiling or at chance are left out: they show that a task is too easy or too hard, and nothing
-    of a difference.
+    Both p-values are corrected for the number of all comparisons (Holm). The intervals are not corrected. A setting in
+    which all runs are at the ceiling, or all are at chance, is left out: the task is then too easy or too hard to show
+    a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     p_different = holm(pd.Series([row.p_different for row in rows], dtype=float))
@@ -161,15 +161,15 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
                 untested = _untested(shown, accuracy[shown.index], table.chance_in(column), table)
                 untested = untested or SILENT * (not len(both))
                 if lost[attention] > lost[baseline]:
-                    untested = "diverges"  # the pairs that are left are not a random sample
+                    untested = "diverges"  # the remaining pairs are not a random sample
                 yield _measured(line._replace(untested=untested), shown, table)
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the metric of a column or pool, a row for each setting and seed, a column for each attention.
 
-    First of all finished runs, then without settings in which every run of every attention is at the ceiling, or every
-    one at chance. A setting's text begins with its task.
+    The first frame has all finished runs. The second frame lacks the settings in which all runs are at the ceiling, or
+    all are at chance. The text of a setting begins with the name of its task.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -180,7 +180,7 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column, with their task in `setting`, and columns `chance` and `accuracy`."""
+    """Return the finished runs of a column with the task's name in `setting`, and with `chance` and `accuracy`."""
     known = _known(table.runs(results, column), table)
     accuracy = known.get(table.accuracy or table.metric, nan)
     known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
@@ -193,13 +193,13 @@ def _settings(both: pd.DataFrame) -> int:
 
 def _untested(both: pd.DataFrame, accuracy: "pd.Series[float]", chance: float | None, table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.reach:
-        return CEILING  # the task is too easy to tell them apart
+        return CEILING  # the task is too easy to show a difference
     at_chance = chance is not None and accuracy.max() < chance + table.reach_of_chance
     return CHANCE if at_chance else ""  # neither has learned anything
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return a comparison with its difference, and with its interval and p values unless it is `untested`."""
+    """Return a comparison with its difference and, unless it is `untested`, its interval and p-values."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
@@ -218,5 +218,5 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return the first step at which a metric has `NEARLY` its highest possible value, by name of the run."""
+    """Return for each run the first step at which a metric reaches `NEARLY` times its highest possible value."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()

@@ -1,4 +1,4 @@
-"""The explorer of a study: one HTML page, with the data inside, to look at all its runs and their learning curves."""
+"""Makes the explorer of a study: one HTML file that shows all runs and their learning curves."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ from kvt.system.quoting import shell_word
 
 TEMPLATE = Path(__file__).parent / "explorer.html"
 LABELS = {"parameters": "parameters", "seconds": "training time (s)"}
-POINTS = 60  # of a curve, at most
+POINTS = 60  # at most, of one curve
 FEWEST_POINTS = 12
-ALL_POINTS = 300_000  # of all curves: where there are many, each has fewer
+ALL_POINTS = 300_000  # at most, of all curves together; with many curves, each has fewer than `POINTS`
 
 
 def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
-    """Return the explorer as one HTML page; names that users choose are in its JSON only, and shown as text."""
+    """Return the explorer as an HTML page. Names that users choose are only in its JSON, so they cannot act as HTML."""
     return page_with(explorer_data(grid, outcomes), TEMPLATE)
 
 
 def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
-    """Return what the page shows: columns of all runs, in the grid's order, their commands and curves."""
+    """Return the data of the page: the columns of all runs in the grid's order, the commands and the curves."""
     made = [outcome_of(run, outcomes) for run in grid.runs]
     choices: Iterable[dict[str, Any]] = (
         {
@@ -62,9 +62,9 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return a column for each name in rows: its distinct values, and each row's index of its value, -1 for none."""
+    """Return for each name the distinct values and, for each row, the index of its value; -1 if it has none."""
     places: dict[str, list[int]] = {}
-    values: dict[str, dict[str, Any]] = {}  # by their repr, which unlike a hash tells 1 from 1.0 and from True
+    values: dict[str, dict[str, Any]] = {}  # by repr, because 1, 1.0 and True are equal as keys
     for place, row in enumerate(rows):
         for name, value in row.items():
             if name not in places:
@@ -81,7 +81,7 @@ def _columns(rows: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, A
 
 
 def _value(value: Any) -> str | float:
-    """Return a text or a finite number as it is, anything else as the text of its JSON."""
+    """Return a string or a finite number unchanged, and any other value as a JSON string."""
     if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)):
         return value
     return json.dumps(value)
@@ -107,10 +107,11 @@ def _made_on(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
-    """Return the thinned curves of all runs.
+    """Return the curves of all runs with a reduced number of points.
 
-    "metrics" has their names; "steps" lists of steps, each once; "curves" for each run a list of groups, each an index
-    of steps, the seconds, and the values of metrics by their index, which were measured at the same steps.
+    "metrics" lists the names of metrics. "steps" lists the distinct sequences of steps. "curves" has a list of groups
+    for each run. A group has the metrics that were measured at the same steps: the index of these steps, the seconds,
+    and the values by index of the metric.
     """
     metrics = [*dict.fromkeys(name for history in histories if history is not None for name in _metrics(history))]
     number = sum(len(_metrics(history)) for history in histories if history is not None)

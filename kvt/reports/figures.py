@@ -25,7 +25,7 @@ from kvt.study.outcomes import thinned
 from kvt.system.errors import UserError
 from kvt.tasks.metrics import Metric
 
-OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # of a user's attentions, in their order
+OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for a user's attentions, in order of appearance
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
 MARKERS = ("o", "^", "s", "D")
@@ -58,16 +58,16 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-"""The style of all figures of a report: `@rc_context(STYLE)` before a function that draws one."""
+"""The style of all figures of a report. A function that draws one is decorated with `@rc_context(STYLE)`."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
-POINTS = 120  # of a curve, at most
+POINTS = 120  # at most, of one curve
 MARKED = 16  # a curve of at most 16 points has markers
 
 
 class LineStyle(NamedTuple):
     label: str
     colour: str
-    dashes: int  # attentions that share a colour differ in them, or in their markers
+    dashes: int  # attentions of one colour differ in dashes or in markers
 
     @property
     def line(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class LineStyle(NamedTuple):
 
 
 def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a line style for each attention, such as "kv" or "kv, kv_heads 1", in the given order."""
+    """Return a line style for each attention, such as "kv" or "kv, kv_heads 1"."""
     found: dict[str, LineStyle] = {}
     names = {attention: attention.partition(",")[0] for attention in attentions}
     own = [*dict.fromkeys(name for name in names.values() if name not in ATTENTION)]
@@ -92,15 +92,15 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
 
 @rc_context(STYLE)
 def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
-    """Draw the mean over the runs of each attention, a row for each task, against steps and against seconds.
+    """Draw the learning curves of each attention against steps and against seconds, with a row for each task.
 
-    The first metric is thick, with a band of one standard deviation over the runs, cut at the metric's limits; the
-    others are thin. Return None if no task has the first one.
+    A curve is the mean over runs. The first metric has a thick line and a band of one standard deviation over runs, cut
+    at the limits of the metric. Other metrics have thin lines. Return None if no task has the first metric.
 
     Args:
-        histories: as `kvt.study.outcomes.table_of_histories` returns them.
-        metrics: such as ("val/loss", "train/loss").
-        kind: of the first metric.
+        histories: the frame that `kvt.study.outcomes.table_of_histories` returns.
+        metrics: names of metrics, such as ("val/loss", "train/loss").
+        kind: the `Metric` of the first name.
     """
     known = finite(histories, first := metrics[0])
     if not len(known):
@@ -146,8 +146,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    A run that has ended keeps its last value: a mean of the runs that continue would be a mean of the slowest.
-    Also return the mean time, in seconds, at which the runs reached each step, or ended.
+    A run that has ended keeps its last value. Otherwise the last means would be over the slowest runs alone. Also
+    return the mean time in seconds at which the runs reached each step, or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -157,10 +157,10 @@ def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Serie
 
 @rc_context(STYLE)
 def bars(results: pd.DataFrame, table: Table) -> Figure | None:
-    """Draw a group of bars for each column, a bar for each attention: the mean over settings of the mean over seeds.
+    """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut at the metric's limits; a dot is a run. Published means are
-    diamonds, under the right names of their columns. Columns and attentions without a value are left out.
+    The whisker is the standard deviation over settings, cut at the limits of the metric. A dot is a run. A diamond is a
+    published mean, at the corrected name of its column. Columns and attentions without values are left out.
     """
     cells = pd.DataFrame(cells_of(results, table), columns=Cell._fields).dropna(subset="mean")
     if not len(cells):
@@ -181,7 +181,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
     runs = pd.concat(finished(results, table, column).assign(column=column) for column in columns)
     runs = runs.merge(cells[["column", "attention", "place"]], on=["column", "attention"])
-    spread = (runs.groupby("place").cumcount() + 1) * 0.618 % 1 - 0.5  # the golden section keeps neighbours apart
+    spread = (runs.groupby("place").cumcount() + 1) * 0.618 % 1 - 0.5  # golden ratio: dots rarely overlap
     axes.plot(runs.place + 0.7 * width * spread, runs[table.metric], **RUN, alpha=0.6, zorder=3)
     keys: list[Any] = [
         Patch(facecolor=style.colour, hatch=HATCHES[style.dashes], **BAR, label=style.label)
@@ -195,7 +195,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     axes.set_xticks(range(len(columns)), names)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps few groups narrow
+    margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps bars narrow if there are few groups
     axes.set_xlim(-margin, len(columns) - 1 + margin)
     axes.set_ylabel(table.title)
     add_legend(figure, keys)
@@ -207,11 +207,17 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
 
 @rc_context(STYLE)
 def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
-    """Draw the table's metric against a setting, such as the width: a panel for each column, a line an attention.
+    """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
-    Or draw metrics against the number in their names, which `*` stands for in `setting`: test/acc_*_back. A line joins
-    means over runs, its band is from the lowest to the highest, its scale of the numbers logarithmic; a thin line is at
-    chance, where that is known. `words` say what the numbers are. Return None if there are none.
+    A line joins means over runs. Its band is from the lowest to the highest run. A thin line is the accuracy of
+    guessing, if it is known. The horizontal axis is logarithmic. Return None if there are no values.
+
+    Args:
+        results: the frame that `kvt.study.outcomes.table_of_results` returns.
+        table: the table with the metric and the columns.
+        setting: a setting with positive values, such as "dim"; or metrics that differ in a number, with * in its place,
+            such as "test/acc_*_back", which are drawn against the number.
+        words: the label of the horizontal axis.
 
     Raises:
         UserError: the setting has values that are not positive numbers.
@@ -255,23 +261,23 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element with text as paths; the same figure gives the same bytes.
+    """Return a figure as an <svg> element with text as paths. The same figure always gives the same bytes.
 
-    Ids begin with a hash of what is drawn: they are unlike those of other figures, and the same for the same data
-    whatever the version of matplotlib.
+    Ids begin with a hash of the data. Figures with different data therefore have different ids, and the ids do not
+    depend on the version of matplotlib.
     """
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     _, start, rest = file.getvalue().partition("<svg")
-    # comments, indentation and digits beyond a hundredth of a point are a third of the file
+    # comments, indentation and digits below a hundredth of a point would take a third of the file
     element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
     element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
     return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix_of_ids(figure)}", element).strip()
 
 
 def as_pdf(figure: Figure) -> bytes:
-    """Return a figure as a PDF with its fonts inside; the same figure gives the same bytes."""
+    """Return a figure as a PDF with embedded fonts. The same figure always gives the same bytes."""
     file = BytesIO()
     with rc_context({"pdf.fonttype": 42}):  # TrueType: journals refuse Type 3
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
@@ -279,7 +285,7 @@ def as_pdf(figure: Figure) -> bytes:
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return the hash of a figure's data with which the ids in its <svg> begin."""
+    """Return the hash of a figure's data. The ids in its <svg> begin with it."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -298,7 +304,7 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)
         return
     marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if len(values) <= MARKED else {}
-    if len(values) == 1:  # no line shows the dashes
+    if len(values) == 1:  # a single point has no line that shows the dashes
         marks = {"marker": MARKERS[style.dashes], "markersize": 4}
     axes.plot(mean.index, mean, **style.line, linewidth=1.3, **marks, zorder=3)
     if deviation.any():
@@ -307,8 +313,8 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
 
 
 def limit_ticks(axes: Axes, number: int) -> None:
-    """Set at most so many ticks, and one more, on the vertical axis."""
-    axes.tick_params(labelsize=FONT)  # it is read when the figure is saved, too
+    """Set at most `number` + 1 ticks on the vertical axis."""
+    axes.tick_params(labelsize=FONT)  # `FONT` from rcParams would not apply when the figure is saved
     axes.yaxis.set_major_locator(MaxNLocator(number, steps=TICK_STEPS))
 
 

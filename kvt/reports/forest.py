@@ -1,4 +1,4 @@
-"""The forest plot, the main figure of a study: differences of attentions, their intervals and the margin."""
+"""Draws the forest plot, the main figure of a report: differences of attentions with intervals and margin."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -15,15 +15,15 @@ from kvt.reports.names import label
 from kvt.reports.tables import Table
 from kvt.reports.text import pair_of, verdict_in_words
 
-FILLED = ("as good", "better", "worse")  # verdicts; the mark of any other is empty
+FILLED = ("as good", "better", "worse")  # verdicts with a filled marker
 
 
 @rc_context(STYLE)
 def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
-    """Draw the forest plot: for each comparison of a table its difference and interval, in points.
+    """Draw the forest plot: the difference and the interval, in points, of each comparison of a table.
 
-    Left out are comparisons at the ceiling and shares of solved runs. An interval that leaves the picture ends in an
-    arrow: the axis is as wide as the differences need. Return None if there are no comparisons.
+    Comparisons at the ceiling and shares of solved runs are left out. The axis has room for all differences. An
+    interval that is longer ends in an arrow. Return None if there are no comparisons.
     """
     shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
     if not shown:

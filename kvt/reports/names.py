@@ -25,13 +25,13 @@ def label(attention: str) -> str:
 
 
 def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
-    """Return the metrics that these tasks declare, then those of kvt's own."""
+    """Return the metrics that these tasks declare, followed by the metrics of kvt's tasks."""
     ours = (cls for cls in known_classes().values() if issubclass(cls, Task))
     return [*dict.fromkeys(chain.from_iterable(task.metrics for task in (*tasks, *ours)))]
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the metric of a column, as one of these tasks declares it, or one of kvt's.
+    """Return the `Metric` of a name such as "val/loss". Declarations of `tasks` come before those of kvt's tasks.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -43,5 +43,5 @@ def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
 
 
 def in_words(name: str, kind: Metric | None = None) -> str:
-    """Return a metric's name with its stage, such as "validation loss (nats)"."""
+    """Return a metric's stage and name in words, such as "validation loss (nats)"."""
     return f"{STAGES[name.partition('/')[0]]} {(kind or metric_of(name)).words}"

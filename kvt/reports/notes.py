@@ -1,4 +1,4 @@
-"""What a report says of the runs behind it: how much of the grid they are, their costs, failures and machines."""
+"""Describes the runs of a report: their share of the grid, their costs, their failures and their machines."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,40 +18,40 @@ from kvt.study.outcomes import FAULTY, TERMINAL, State, tally
 from kvt.system.quoting import Markdown, markdown_table
 
 MISSING = Markdown("""\
-**Runs are missing: until they are made, the means of two attentions may be over different settings. The
-comparisons are not, they are of pairs.**""")
+**Runs are missing. Until all have ended, the means of two attentions may be over different settings. The comparisons
+use pairs of finished runs only.**""")
 
 SHARE = Markdown("""\
-**A part of the grid**: {made} of {wanted} runs ({share:.0f} %). All runs are made in {whole} of {cells} settings, some
-in {some} of them; a setting is one of a task.""")
+**A part of the grid**: {made} of {wanted} runs ({share:.0f} %) have ended. Of {cells} settings, {whole} have all runs
+and {some} have at least one. A setting is a task with one combination of all values except attention and seed.""")
 
 UNTRIED = Markdown("""\
 **Not run yet**: {}.""")
 
 PARTIAL = Markdown("""\
-**Not all of the data**: with {}.""")
+**Not all of the data**: the runs have {}.""")
 
 OTHER_COUNTS = Markdown("""\
 **Not the published data**: {}.""")
 
 COSTS = Markdown("""\
-By those of {first}, medians of pairs; of the times the quartiles, too. They are of training alone, as the runs
-came, beside whatever else the machine had to do: `kvt bench` measures.""")
+Parameters and training time divided by those of {first}: medians over pairs, and quartiles of the times. The times are
+indicative only, because the machine may have done other work. `kvt bench` measures times.""")
 
 REPEATED = Markdown("""\
-Runs that were made more than once, with the same settings and seed: on other machines, with other versions, or
-again. Only each one's first result counts above. *identical*: with every metric the same to six digits.
-*difference*: the later result less the first, in points.""")
+These runs were repeated with the same settings and seed, for example on another machine or with other versions. The
+tables above use only the first result of each run. *identical*: all metrics are equal to six digits. *difference*: the
+later result minus the first result, in points.""")
 
 OTHER_DATA = Markdown("""\
-**Runs of {task} with the same settings of the data were made on data that differ ({counts}): a difference between
-them may be one of the data.**""")
+**Runs of {task} with equal data settings were trained on different data ({counts}). A difference between them may be
+due to the data.**""")
 
-SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to them
+SIX_DIGITS = 5e-6  # the largest relative error of a number with six digits
 
 
 def scope(grid: Grid, results: Results) -> list[Markdown]:
-    """Return paragraphs on how much of the grid was run, and of the paper's; every report begins with them."""
+    """Return the first paragraphs of a report: its scale, and its share of the grid and of the paper's grid."""
     lines = [Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.runs.state))]
     if grid.scale_diff:
         cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
@@ -73,13 +73,13 @@ def scope(grid: Grid, results: Results) -> list[Markdown]:
 
 
 def other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence on the known data sets of which runs had other numbers of examples than published, if any."""
+    """Return a sentence that lists known data sets with a number of examples other than published, if any."""
     notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
     return [OTHER_COUNTS.format("; ".join(found))] if (found := [*dict.fromkeys(filter(None, notes))]) else []
 
 
 def _share(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a paragraph on how much of the grid was run; none if there are no runs, or all of them."""
+    """Return a paragraph with the share of the grid that has ended; none if no run or all runs have ended."""
     made = runs.state.isin(TERMINAL)
     if made.all() or not made.any():
         return []
@@ -90,7 +90,7 @@ def _share(runs: pd.DataFrame) -> list[Markdown]:
 
 
 def notes(grid: Grid, results: Results) -> Iterator[Section]:
-    """Say what the attentions cost, what differed when runs were made again, which failed, and where all were made."""
+    """Yield sections on costs of attentions, on repeated, failed and diverged runs, and on machines."""
     yield from _costs(results)
     yield from _repeated(results)
     for state in (*FAULTY, State.DIVERGED):
@@ -105,7 +105,7 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    """Return a warning for each task whose runs were made on different data although their data settings are equal."""
+    """Return a warning for each task whose runs have equal data settings but different data."""
     lines = []
     settings = results.task + [str(run.config.data) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
@@ -117,7 +117,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield parameters and time of each attention divided by the first's, of runs on the same machine."""
+    """Yield parameters and time of each attention divided by those of the first, for runs on the same machine."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -134,11 +134,11 @@ def _costs(results: Results) -> Iterator[Section]:
 
 
 def _repeated(results: Results) -> Iterator[Section]:
-    """Yield how far later results of runs that were made again are from the first."""
-    metrics = [name for name in results.repeats if "/" in name]  # some only of other tasks
+    """Yield the differences between the first results of runs and later results of the same runs."""
+    metrics = [name for name in results.repeats if "/" in name]  # includes metrics that only other tasks have
     lines = []
     for table in results.tables if len(results.repeats) else ():
-        rows = [[table.title, "made again", "identical", "mean difference", "largest, either way"]]
+        rows = [[table.title, "repeated runs", "identical", "mean difference", "largest absolute difference"]]
         for column in table.columns:
             again = finished(results.repeats, table, column)
             first = finished(results.runs, table, column).set_index("name").reindex(again.name)
@@ -151,7 +151,7 @@ def _repeated(results: Results) -> Iterator[Section]:
                 rows.append([column, str(len(again)), str(same), table.kind.points(differences.mean()), largest])
         lines += [markdown_table(rows)] if len(rows) > 1 else []
     if lines:
-        yield Section("Made again", [*lines, REPEATED])
+        yield Section("Repeated runs", [*lines, REPEATED])
 
 
 def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
@@ -168,7 +168,7 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     lines = {}
     for name, counts in zip(texts, map(Counter, texts.values()), strict=True):
         lines[name] = "; ".join(v if len(counts) == 1 else f"{v} ({count} runs)" for v, count in counts.items())
-    return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, all runs added up"}
+    return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, sum over all runs"}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -177,7 +177,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff` with the entries of a setting merged into one if they are equal for all tasks."""
+    """Return `Grid.scale_diff`, with one entry for a setting if its entries are equal for all tasks."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]

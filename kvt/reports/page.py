@@ -1,4 +1,4 @@
-"""Tables, HTML and LaTeX of reports' Markdown."""
+"""Converts the Markdown of reports to HTML, and its tables to LaTeX."""
 
 import re
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from markupsafe import Markup
 from kvt.system.quoting import Markdown
 
 TEX = str.maketrans({"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "<": "$<$", ">": "$>$", "|": r"\textbar{}"})
-"""LaTeX for characters that pandas does not escape and that not every font has."""
+"""LaTeX commands for characters that pandas does not escape and that some fonts lack."""
 
-IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # as Markdown shows a picture
+IMAGE = re.compile(r'<p><img alt="[^"]*" src="([^"]*)\.svg" /></p>')  # the HTML of a picture in Markdown
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222;
@@ -41,7 +41,7 @@ PAGE = Markup("""\
 
 
 def latex_tables(text: Markdown) -> str:
-    """Return the tables of a text, of `markdown_table`, as LaTeX, each below its heading; they need booktabs."""
+    """Return the tables that `markdown_table` wrote, as LaTeX with headings. They need the package booktabs."""
     heading, found = "", [r"% \usepackage{booktabs}"]
     for block in str(text).split("\n\n"):
         if block.startswith("#"):
@@ -52,7 +52,7 @@ def latex_tables(text: Markdown) -> str:
             style: dict[str, Any] = {"index": False, "escape": True, "column_format": "l" + "r" * (len(columns) - 1)}
             table = pd.DataFrame(rows, columns=columns).to_latex(**style)
             table = re.sub(r"(?<![\w.])-(?=\d)", "−", table)
-            table = re.sub(r"^(?=\[)", "{}", table, flags=re.MULTILINE)  # after \\ a [ would be an argument
+            table = re.sub(r"^(?=\[)", "{}", table, flags=re.MULTILINE)  # LaTeX would read a [ after \\ as an argument
             found.append(f"% {heading}\n{table.translate(TEX)}")
     return "\n".join(found)
 
@@ -62,8 +62,8 @@ def _plain(cell: str) -> str:
 
 
 def html_page(title: str, text: Markdown, svgs: Mapping[str, str]) -> Markup:
-    """Return a text as an HTML page, with pictures inside, <svg> elements by name."""
+    """Return a text as an HTML page. `svgs` are the <svg> elements of its pictures by name."""
     page = markdown(str(text), extensions=["tables"])
-    page = page.replace(" ± ", "&nbsp;±&nbsp;").replace(" n = ", " n&nbsp;=&nbsp;")  # a cell breaks elsewhere
+    page = page.replace(" ± ", "&nbsp;±&nbsp;").replace(" n = ", " n&nbsp;=&nbsp;")  # no line break there
     body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=Markup(body))

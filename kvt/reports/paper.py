@@ -1,4 +1,4 @@
-"""The number that the paper prints for the settings of a single run."""
+"""Finds the number that the paper prints for the settings of a single run."""
 
 from collections.abc import Iterator, Mapping
 from math import isfinite, nan
@@ -8,15 +8,15 @@ from kvt.run.config import RunConfig
 from kvt.study.grid import FULL, GridFile, Run, TableEntry, has, runs_of
 from kvt.system.files import GRIDS, read_yaml
 
-FREE = ("seed", "trainer.val_check_interval")  # settings in which a run may differ from the paper's
+FREE = ("seed", "trainer.val_check_interval")  # settings that need not equal the paper's
 
 
 def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
-    """Yield metrics, such as "test/acc", and what the paper prints for a run's settings, in one line each.
+    """Yield names of metrics, such as "test/acc", with a line that has the paper's number for a run's settings.
 
     Args:
         config: the configuration of a run.
-        task: the `task_name` of its data. Only grids with this task are read further, because it takes seconds.
+        task: the `task_name` of its data. Other grids are skipped, because reading a grid takes seconds.
     """
     for path in sorted(GRIDS.glob("*.yaml")):
         content = read_yaml(path, "the grid")

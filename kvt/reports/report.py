@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures beside it, an HTML page with them inside, the explorer, two CSVs."""
+"""Writes the report of a study: Markdown and its pictures, an HTML page, the explorer and two CSV files."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,26 +18,26 @@ from kvt.system.errors import UserError
 from kvt.system.files import write_atomically
 from kvt.system.quoting import Markdown
 
-FORMATS = ("latex", "pdf")  # of tables and of pictures, for papers
+FORMATS = ("latex", "pdf")  # formats for papers: tables as LaTeX, pictures as PDF
 PARAGRAPHS = Markdown("\n\n")
 
 
-@rc_context({"text.parse_math": False})  # a $ in a name is not TeX
+@rc_context({"text.parse_math": False})  # a $ in a name does not begin a formula
 def write_report(
     grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, formats: Collection[str] = ()
 ) -> list[Path]:
-    """Write report.md, report.html, explorer.html and two CSVs of a grid, and pictures; return the paths but pictures'.
+    """Write report.md, report.html, explorer.html, two CSV files and pictures; return the paths without the pictures.
 
     Args:
-        grid: with its sections.
-        outcomes: of its runs.
-        out: the folder of the report, made if it does not exist.
-        root: the folder of the runs, for pictures that need their checkpoints.
-        formats: of `FORMATS`, to write besides.
+        grid: the grid, which lists the sections.
+        outcomes: the outcomes of its runs.
+        out: the folder of the report. It is created if it does not exist.
+        root: the folder of the runs, for pictures that need checkpoints.
+        formats: additional formats, a part of `FORMATS`.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # as in /proc
+    except FileNotFoundError as error:  # for example in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     grid, results = measure(grid, outcomes, root)
     sections = [*write_sections(grid, results)]

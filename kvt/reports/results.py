@@ -1,4 +1,4 @@
-"""What the runs of a grid show, computed once for all sections and pages: all quote the same comparisons."""
+"""Computes the results of a grid once for all sections of a report, so that all use the same comparisons."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +15,16 @@ from kvt.system.quoting import Markdown
 
 
 class Results(NamedTuple):
-    """The results of a grid, of a sweep the best run alone.
+    """The results of a grid. A sweep over `best_of` has only its best run.
 
     Attributes:
         runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
-        repeats: a row for each run that was made again.
+        repeats: a row for each repetition of a run.
         histories: a row for each step that a finished run logged (see `table_of_histories`).
         tables: the tables that the grid names.
         compared: the `comparisons` of all tables.
         swept: a sentence about the sweeps, if there are any.
-        root: the folder of the runs; None if they are in records.
+        root: the folder of the runs; None if the results come from records.
     """
 
     runs: pd.DataFrame
@@ -41,16 +41,16 @@ class Results(NamedTuple):
 
     @property
     def first(self) -> str:
-        """The attention with which the others are compared."""
+        """The first attention of the grid. The others are compared with it."""
         return str(self.runs.attention.iloc[0])
 
     def compared_in(self, number: int) -> list[Compared]:
-        """Return the comparisons of one of the `tables`."""
+        """Return the comparisons of the table with this index."""
         return [one for one in self.compared if one.table == number]
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
-    """Return the grid, with the best run alone of each sweep, and its results, given the outcomes of its runs."""
+    """Return the grid with only the best run of each sweep over `best_of`, and the results of these runs."""
     grid, swept = best_of(grid, outcomes)
     histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
     runs = with_means(table_of_results(grid, outcomes), histories, tables)

@@ -1,4 +1,4 @@
-"""A report is a list of sections, which a grid names: kvt's own by name, others by import path."""
+"""Calls the functions that write the sections of a report. A grid lists them by name or by import path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from traceback import format_exception
@@ -22,11 +22,11 @@ class Section(NamedTuple):
     """A part of a report.
 
     Attributes:
-        title: its heading; without one it goes on with what stands before it.
-        text: paragraphs and tables, Markdown; a plain string is shown as it is, whatever it holds.
+        title: the heading. Without a title, the text continues the previous section.
+        text: paragraphs and tables as `Markdown`. A plain string is escaped: its characters are shown unchanged.
         tables: the numbers of its tables, for tables.csv.
-        figures: by the names of their files; they are shown below the text.
-        findings: sentences for the head of the report.
+        figures: figures by file name, shown below the text.
+        findings: sentences for the beginning of the report.
     """
 
     title: str = ""
@@ -37,32 +37,35 @@ class Section(NamedTuple):
 
 
 SectionFunction = Callable[[Grid, Results], Iterable[Section]]
-"""What a grid names: it gives sections, none where there is nothing to say."""
+"""A function that a grid lists. It returns any number of sections."""
 
 
 def sections_of(grid: Grid) -> list[SectionFunction]:
-    """Return the functions of the sections that a grid asks for; raise UserError if it names one that does not exist.
+    """Return the functions that a grid lists in `sections`.
 
-    A name without a dot is one of `OURS`, any other an import path: "my_sections.slowest".
+    A name without a dot is one of `OURS`. Any other name is an import path, such as "my_sections.slowest".
+
+    Raises:
+        UserError: a function does not exist.
     """
     return [_function(name, f"section of {grid.name}:") for name in grid.file.sections]
 
 
 def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield the sections of a grid's report; raise UserError if a function fails, after printing its traceback."""
+    """Yield the sections of a grid's report. If a function fails, print its traceback and raise UserError."""
     for name, function in zip(grid.file.sections, sections_of(grid), strict=True):
         try:
             yield from [*function(grid, results)]
         except Exception as error:
             if user_error(error) is not None:
                 raise
-            in_function = error.__traceback__ and error.__traceback__.tb_next  # without what has called it
+            in_function = error.__traceback__ and error.__traceback__.tb_next  # skips kvt's frame
             say("".join(format_exception(error.with_traceback(in_function))))
             raise UserError(f"section {name} of {grid.name} failed: {type(error).__name__}: {error}") from error
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if what a grid says of its report is wrong; before its runs are made."""
+    """Raise UserError if the entries of a grid for its report are invalid. A study calls this before its first run."""
     for check in (sections_of, tables_of, curves_of, against_of, swept_setting):
         check(grid)
 

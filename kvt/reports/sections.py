@@ -1,4 +1,4 @@
-"""The sections that a report has unless its grid lists others: differences, tables, curves and notes."""
+"""Writes the sections of a report whose grid lists none: differences, tables, curves and notes."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,73 +33,72 @@ from kvt.study.outcomes import Outcomes
 from kvt.system.quoting import Markdown
 
 LEGEND = Markdown("""\
-Mean ± standard deviation over settings (of the means over seeds), where there are several; n runs. A point is
-{point}. All numbers of the tables are in tables.csv.""")
+Mean ± standard deviation over settings, and number of runs n. The value of a setting is the mean over its seeds. A
+single setting has no standard deviation. A point is {point}. tables.csv has all numbers of the tables.""")
 
 AS_PRINTED = Markdown("Columns named as the paper prints them:")
 RIGHT = Markdown("Columns with their right names:")
 
 PUBLISHED = Markdown("""\
-*published*: the paper's mean ± standard deviation over settings, where it says so. *difference*: ours less the
-published, in points.""")
+*published*: the paper's mean ± standard deviation over settings, if the paper has one. *difference*: our mean minus
+the published mean, in points.""")
 
 OTHER_SETTINGS = Markdown("""\
-**Ours are not the paper's settings (see above): the difference from the published numbers is that of other
-settings, too.**""")
+**Our settings differ from the paper's (see above). They contribute to the difference from the published numbers.**""")
 
 COMPARED = Markdown("""\
-Runs are paired by task, settings and seed, so that both have seen the same data in the same order. *n*: left out are
-settings in which every run of every attention is within {margin:g} point{s} of the best possible, or no better than
-chance, for they tell nothing apart. *difference*: mean over settings, in points{better}, with its 95 % t interval.
-The settings are those of this grid, and the sample is one of their seeds, which may move all settings together. Of
-the intervals of independent pairs and of R seeds, with R − 1 degrees of freedom, the wider one is shown. With fewer
-than two seeds, on average, the sample is one of settings. *beyond this grid*: the interval if settings are a sample,
-too. *p (no difference)*: t-test that the mean
-difference is 0. *p (TOST)*: two one-sided t-tests that it is beyond ± {margin:g} point{s}. Both p are corrected for all
-{tests} comparisons of this page (Holm), intervals are not. *verdict*: "as good" where p (TOST) is below 0.05; else
-"better" or "worse" where p (no difference) is; else "undecided", with the smallest margin that contains the interval.
-Intervals take differences for normal, and are too narrow where they are strongly skewed. "diverges": more runs of the
-first of a pair have diverged than of the other; the pairs that are left are not tested.""")
-
+Runs are paired by task, settings and seed. Both runs of a pair have read the same data in the same order. *n*: the
+number of pairs. A setting is left out if all runs of all attentions are within {margin:g} point{s} of the best possible
+value, or if all are no better than chance. *difference*: mean over settings, in points{better}, with its 95 %
+confidence interval (t). The interval is for the settings of this grid: seeds are the sample. It is the wider one of two
+intervals. The first takes pairs as independent. The second takes seeds as independent, with R − 1 degrees of freedom
+for R seeds, because a seed can move the results of all settings together. With fewer than two seeds on average,
+settings are the sample. *beyond this grid*: the interval if settings are a sample, too. *p (no difference)*: t-test of
+a mean difference of 0. *p (TOST)*: two one-sided t-tests of a difference beyond ± {margin:g} point{s}. Both p are
+corrected for all {tests} comparisons of this page (Holm). Intervals are not corrected. *verdict*: "as good" if p (TOST)
+is below 0.05; else "better" or "worse" if p (no difference) is below 0.05; else "undecided", with the smallest margin
+that contains the interval. Intervals assume normally distributed differences. They are too narrow if differences are
+strongly skewed. "diverges": more runs of the first attention of a pair have diverged than of the second. The remaining
+pairs are not tested.""")
 SOLVED = Markdown("""\
-*solved*: how many runs of each of the pair come to {nearly:g} % of the highest value. Where runs are near perfect or
-far from it, their mean describes neither: p is that of the sign test over the pairs of which one alone has solved it
-(McNemar's exact test), which takes pairs for independent.""")
+*solved*: the number of runs of each attention that reach {nearly:g} % of the highest possible value. Some runs are near
+perfect and others are far from it. Their mean would describe neither. p is from the sign test over the pairs in which
+exactly one run has solved the task (McNemar's exact test). The test assumes independent pairs.""")
 
 UNTESTED = Markdown("""\
-*difference*: the mean of pairs of runs with the same task, settings and seed, in points{better}. Fewer than {fewest}
-settings, or seeds of a single setting, are not tested.""")
+*difference*: the mean over pairs of runs with the same task, settings and seed, in points{better}. A test needs at
+least {fewest} settings, or at least {fewest} seeds of a single setting.""")
 
 UNDIRECTED = Markdown("""\
-*direction unknown*: the task does not say whether more or less of {metric} is better: write `better="more"` or
+*direction unknown*: the task does not declare whether more or less of {metric} is better. Write `better="more"` or
 `better="less"` in its `Metric`.""")
 
 AT_CHANCE = Markdown("""\
-*both at chance*: no run is {margin:g} point{s} better than guessing, which tells nothing apart and is not tested.""")
+*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested.""")
 
-IN_ACCURACY = Markdown(" Points of this sentence are those of accuracy.")
+IN_ACCURACY = Markdown(" These points are points of accuracy.")
 
 AT_THE_CEILING = Markdown("""\
-**At the ceiling**, every run within {margin:g} point{s} of the best possible, which tells nothing apart: {pairs}.""")
+**At the ceiling** (all runs are within {margin:g} point{s} of the best possible value; not tested): {pairs}.""")
 
 STEPS = Markdown("""\
-Optimiser steps to {nearly:g} % of the highest value in validation, as often as it was computed: medians over runs; –
-unless more than half of them get there.""")
+The training step at which validation first finds {nearly:g} % of the highest possible value: medians over runs. A dash:
+half of the runs or fewer reach it.""")
 
 SHARES = Markdown("""\
-The share of the runs' variance that is of settings; the rest is of seeds. The larger it is, the more do further
-settings tell, and the less further seeds.""")
+The share of the variance over runs that is due to settings. The rest is due to seeds. If the share is large, a further
+setting gives more information than a further seed.""")
 
 
 def differences(grid: Grid, results: Results) -> Iterator[Section]:
-    """Say which attentions are better, worse or as good, and draw how far they are apart."""
+    """List the verdicts and draw the forest plots."""
     compared = [(table, results.compared_in(number)) for number, table in enumerate(results.tables)]
     drawn = {f"differences-{_slug(table)}": forest(lines, table, results.first) for table, lines in compared}
     yield Section(figures=_known(drawn), findings=[one for table, lines in compared for one in _findings(table, lines)])
 
 
 def tables(grid: Grid, results: Results) -> Iterator[Section]:
-    """Set the means of all attentions beside the published ones, and compare each with the first, table by table."""
+    """Write each table with our means, the published means and the comparisons with the first attention."""
     for number, table in enumerate(results.tables):
         cells, compared = cells_of(results.runs, table), results.compared_in(number)
         text = [*_text_of_table(grid, results, cells, table), *_comparisons(results, table, compared)]
@@ -107,7 +106,7 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def curves(grid: Grid, results: Results) -> Iterator[Section]:
-    """Draw learning curves, tables against a setting, and bars."""
+    """Draw learning curves, bars, and metrics against a setting, such as the width."""
     drawn: dict[str, Figure | None] = {}
     if len(histories := results.histories):
         columns = columns_of(grid, grid.file.columns)
@@ -125,7 +124,7 @@ def curves(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def verdicts(grid: Grid, outcomes: Outcomes) -> Iterator[str]:
-    """Yield lines for a terminal: cells of tables beside their published numbers, and the findings of the report."""
+    """Yield lines for a terminal: our numbers with the published ones, and the findings of the report."""
     _, results = measure(grid, outcomes)
     for number, table in enumerate(results.tables):
         cells = [cell for cell in cells_of(results.runs, table) if cell.runs and isfinite(cell.published_mean)]
@@ -145,7 +144,7 @@ def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
 
 
 def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return a sentence that lists a table's comparisons that have a verdict, and counts the others."""
+    """Return a sentence that lists the decided comparisons of a table and counts the others; empty without any."""
     found, told = [], ("worse", "better", "as good", "diverges")
     for verdict in told:
         where: dict[str, list[str]] = {}

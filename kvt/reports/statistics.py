@@ -1,6 +1,6 @@
-"""The statistics of a study: is one attention as good as another?
+"""Tests whether one attention is as good as another.
 
-Runs are paired by task, settings and seed: both of a pair saw the same data in the same order.
+Runs are paired by task, settings and seed. Both runs of a pair have read the same data in the same order.
 """
 
 from math import isnan, nan
@@ -13,21 +13,21 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION = "direction unknown"
-MIN_SAMPLES = 3  # seeds of a single setting, or settings, that are tested
-EXACT = 1e-9  # the error of rounding
+MIN_SAMPLES = 3  # a test needs as many settings, or as many seeds of a single setting
+EXACT = 1e-9  # tolerance for rounding errors
 
 
 class Summary(NamedTuple):
-    mean: float  # over settings, of the mean over seeds
+    mean: float  # mean over settings of the mean over seeds
     over_settings: float  # standard deviation of these means; NaN for a single setting
     over_seeds: float  # standard deviation within a setting, pooled; NaN for a single seed
     runs: int
     settings: int
-    share_of_settings: float  # of the variance over runs, the rest being due to seeds; NaN if unknown
+    share_of_settings: float  # share of the variance over runs; the rest is due to seeds; NaN if unknown
 
 
 class Spread(NamedTuple):
-    """The standard error of a mean difference, with its degrees of freedom; NaN where it is unknown."""
+    """The standard error of a mean difference and its degrees of freedom; NaN if unknown."""
 
     error: float = nan
     freedom: float = nan
@@ -43,13 +43,12 @@ class Spread(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The difference of an attention to another, in the metric's units.
+    """The difference between two attentions, in the units of the metric.
 
-    The settings are those of the grid, and the sample is one of their seeds; with hardly more than one seed it is one
-    of settings.
-    `beyond` takes both for samples, and so tells of other settings. Intervals and tests take differences for normal;
-    the interval excludes 0 exactly where p of `different` is below 5 %, and lies within the margin exactly where p of
-    `equal` is.
+    `spread` is for the settings of the grid: seeds are the sample. With fewer than two seeds on average, settings are
+    the sample. `beyond` is for other settings, too: settings and seeds are samples. Intervals and tests assume normally
+    distributed differences. The interval excludes 0 if and only if `different` is below 5 %. It lies within the margin
+    if and only if `equal` is below 5 %.
     """
 
     difference: float  # mean over settings of the mean paired difference
@@ -66,7 +65,7 @@ class Comparison(NamedTuple):
 
     @property
     def interval_beyond(self) -> tuple[float, float]:
-        """The ends of the interval that holds for other settings, too."""
+        """The ends of the 95 % t interval for settings in general, not only those of the grid."""
         return self.difference - self.beyond.reach, self.difference + self.beyond.reach
 
     @property
@@ -75,12 +74,12 @@ class Comparison(NamedTuple):
         return self.spread.p(abs(self.difference))
 
     def equal(self, margin: float) -> float:
-        """Return p that the true difference is beyond ±margin: two one-sided t-tests, doubled as is the interval."""
+        """Return the p-value of two one-sided t-tests of a difference beyond ±margin, doubled to match the interval."""
         return self.spread.p(margin - abs(self.difference))
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
-    """Return mean and spread of a metric over runs, given each run's setting; all NaN without any run.
+    """Return mean and spread of a metric over runs, given the setting of each run; NaN if there are no runs.
 
     The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / seeds (one-way random effects).
     """
@@ -94,20 +93,21 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
-    """Compare paired runs, one value of each argument for a pair.
+    """Compare paired runs. Each argument has one value for each pair.
 
-    Let d be the difference of a pair less the mean of its setting, n the seeds of its setting, and S the number of
-    settings. Two intervals are computed, and the wider one is used:
+    Let d be the difference of a pair minus the mean difference of its setting, n the number of seeds of its setting,
+    and S the number of settings. Two intervals are computed, and the wider one is used:
 
     * Pairs are independent: the variance of the mean is Σ d² / Σ (n − 1) · Σ 1/n / S², with Σ (n − 1) degrees of
       freedom.
-    * Seeds are independent, and the pairs of a seed may move together, as the seed chooses data, their order and
-      weights in all settings: the variance is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with
-      R − 1 degrees of freedom. R = 1 / Σ w² is the effective number of seeds, where a seed's weight w is its sum of
-      1 / (n · S); it is the number of seeds if all settings have the same ones.
+    * Seeds are independent, but the pairs of a seed are not, because the seed chooses data, order and initial weights
+      in all settings: the variance is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with R − 1
+      degrees of freedom. R = 1 / Σ w² is the effective number of seeds. The weight w of a seed is its sum of
+      1 / (n · S). If all settings have the same seeds, R is their number.
 
-    With fewer than two effective seeds the sample is one of settings. Beyond the grid, the variance of the settings'
-    means divided by S is added (Satterthwaite); the noise of single runs is in both terms, which errs on the wide side.
+    With fewer than two effective seeds, settings are the sample. For `beyond`, the variance of the means of settings
+    divided by S is added (Satterthwaite). Both terms contain the noise of single runs, so the interval is rather too
+    wide than too narrow.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     groups = pairs.groupby("setting").d
@@ -129,7 +129,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
 
 
 def with_reach(difference: float, reach: float) -> str:
-    """Write a difference with half the width of its interval, or without it if that is NaN.
+    """Format a difference with half the width of its interval; without the width if it is NaN.
 
     >>> with_reach(0.25, 0.125), with_reach(-0.25, float("nan"))
     ('+0.250 ± 0.125', '-0.250')
@@ -145,19 +145,19 @@ def _joined(one: Spread, other: Spread) -> Spread:
 
 
 class Shares(NamedTuple):
-    """How many of paired runs have solved a task, with an attention and with another.
+    """The numbers of paired runs that have solved a task with each of two attentions.
 
-    For results of which some are perfect and others near chance, whose mean says nothing about either.
+    They describe results of which some are perfect and others are near chance. A mean would describe neither.
     """
 
     solved: int
     solved_by_baseline: int
     pairs: int
-    different: float  # p of the sign test over the pairs of which one alone is solved (McNemar's exact test)
+    different: float  # p-value of the sign test over pairs with one solved run (McNemar's exact test)
 
 
 def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
-    """Compare paired runs by whether they have solved a task."""
+    """Compare the numbers of solved runs of two attentions, given whether each run of each pair has solved the task."""
     ours, baseline = ours.to_numpy(bool), baseline.to_numpy(bool)
     wins, losses = int((ours & ~baseline).sum()), int((baseline & ~ours).sum())
     p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
@@ -165,9 +165,10 @@ def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
 
 
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
-    """Return the p-values of a family of tests corrected for their number by Holm's method; NaN is no test.
+    """Return p-values corrected for the number of tests by Holm's method. NaN does not count as a test.
 
-    The probability of any false finding at 5 % is then 5 % or less, however the tests depend on each other.
+    The probability of one or more false findings at a threshold of 5 % is then at most 5 %, even if tests depend on
+    each other.
     """
     ranked = p.dropna().sort_values()
     factors = np.arange(len(ranked), 0, -1)
@@ -175,7 +176,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, equal: float, better: str | None) -> str:
-    """Return in words what a difference to the baseline means, given the p-values of "different" and "equal"."""
+    """Return the verdict of a comparison, given the p-values of `Comparison.different` and `Comparison.equal`."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

@@ -1,4 +1,4 @@
-"""The runs in a folder: a list, the card of one, and a picture of their learning curves."""
+"""Lists the runs in a folder, prints the details of one, and draws their learning curves."""
 
 import re
 from collections import defaultdict
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
 """Fields of result.json that a card shows besides metrics and notes."""
 SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
-"""The metrics that may be a run's score, by priority: its score is the first that its result has."""
+"""Metrics by priority. The score of a run is the first of them in its result."""
 WIDTH = 80
-"""The width of the list, in characters, where no terminal has another."""
+"""The width of the list in characters if the output is not a terminal."""
 MAX_VALUE = 50
-"""How many characters of a setting's value are shown: a tokenizer's would fill pages."""
+"""The largest number of characters of a value in the list. A tokenizer's value would fill pages."""
 INDENT = "    "
 MOST_LABELLED = 10
-"""The number of curves in a panel up to which its legend lists each of them."""
+"""A legend lists single runs if its panel has at most as many curves."""
 SHORTEST = 24
-"""How many characters of a path are shown at least."""
+"""The smallest number of characters to which a path is shortened."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class StoredRun:
     """A run that was read from its folder.
 
     Attributes:
-        path: the folder, as it is shown.
-        folder: the same, absolute.
+        path: the path of the folder as it is printed.
+        folder: the absolute path.
         outcome: state and result of the run, without its history.
     """
 
@@ -56,7 +56,7 @@ class StoredRun:
 
     @property
     def config(self) -> RunConfig | None:
-        """Its configuration, as it was stored; None if that is damaged."""
+        """The stored configuration; None if the file is damaged."""
         return self.outcome.config
 
     @property
@@ -69,7 +69,7 @@ class StoredRun:
 
     @property
     def state(self) -> str:
-        """Its state in a word; one that has not finished, and that no process is making, has stopped."""
+        """The state in a word. A run that has neither finished nor a process that trains it is "stopped"."""
         return {State.STARTED: "stopped", State.LOCKED: "running"}.get(self.outcome.state, str(self.outcome.state))
 
     @cached_property
@@ -82,22 +82,22 @@ class StoredRun:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """The name and the value of its score, the first of `SCORES` that it has; None without a result."""
+        """The name and the value of the score: the first of `SCORES` in the result. None without a result."""
         result = self.outcome.result
         names = [f"{stage}/{name}" for stage in ("test", "val") for name in SCORES]
         names += [name for name in result if name.startswith(("test/", "val/"))]
         return next(((name, result[name]) for name in names if name in result), None)
 
     def measured(self, name: str) -> tuple[str, float] | None:
-        """Return a metric by its name, such as "test/acc", and its value; None if its result has no such metric."""
+        """Return a metric's name, such as "test/acc", and its value; None if the result does not have it."""
         return (name, self.outcome.result[name]) if name in self.outcome.result else None
 
     def better(self, name: str) -> str | None:
-        """Return whether "more" or "less" of a metric is better, as its task says; None if it does not."""
+        """Return whether "more" or "less" of a metric is better; None if the task does not declare it."""
         if (declared := self.outcome.result.get("better")) is not None:
             bare = name.partition("/")[2]
-            return declared.get(bare, declared.get(re.sub(r"\d+", "{}", bare)))  # of a bin
-        from kvt.reports.names import metric_of  # imports torch; for results of older versions
+            return declared.get(bare, declared.get(re.sub(r"\d+", "{}", bare)))  # a metric of a bin, such as acc_4_back
+        from kvt.reports.names import metric_of  # imports torch; only results of older versions need it
 
         return metric_of(name).better
 
@@ -107,7 +107,7 @@ class StoredRun:
 
     @cached_property
     def when(self) -> datetime:
-        """When it ended, or if it has not, when it began."""
+        """The time at which the run ended, or began if it has not ended."""
         written = datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime, UTC)
         return (self.outcome.result.get("finished") or written).astimezone()
 
@@ -117,7 +117,7 @@ class StoredRun:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
-        """Return name, value and usual value of each setting that differs from those of its task's YAML and classes."""
+        """Yield name, value and default of each setting that differs from the task's YAML and the classes' defaults."""
         if self.config:
             usual = _usual(self.task, self.config.model["class_path"], self.config.data["class_path"])
             for name, value in self.config.stated.items():
@@ -129,16 +129,16 @@ class StoredRun:
 
 @cache
 def _packaged() -> Mapping[str, tuple[dict[str, str], Sections]]:
-    """Return the classes and the settings in each YAML of kvt, by its name."""
+    """Return the classes and the settings of each of kvt's YAML files by name."""
     return {name: read_paths([str(CONFIGS / f"{name}.yaml")], {}) for name in yaml_names(CONFIGS)}
 
 
 @cache
 def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
-    """Return the settings of a task of these classes, by the names of `RunConfig.flat`; nothing is imported.
+    """Return the default settings of a task, by the names of `RunConfig.flat`, without importing its classes.
 
-    Those of its YAML, that of its name, with which a name of the user's may go on, or the only one of its classes; and
-    the defaults of kvt's classes.
+    The settings are the defaults of kvt's classes and the values of the task's YAML. The YAML has the name of the task
+    or a prefix of it. Otherwise it is the only YAML with these classes.
     """
     paths = dict(zip(BUILT, (model, data), strict=True))
     defaults = {
@@ -155,12 +155,12 @@ def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
 
 
 def find_runs(root: Path) -> list[StoredRun]:
-    """Return the runs below a folder, the latest last."""
+    """Return the runs in a folder and its subfolders, sorted by time."""
     return sorted((read_run(path.parent) for path in root.rglob(CONFIG)), key=lambda run: run.when)
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Read a run from its folder; one whose files are damaged says so in its outcome."""
+    """Read a run from its folder. If its files are damaged, its outcome has a message that says so."""
     config = None
     try:
         config = stored_config(folder)
@@ -173,10 +173,10 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where: Sequence[str]) -> list[StoredRun]:
-    """Return the runs of a task, of an attention, and with settings, each as text: "dim=64".
+    """Return the runs with this task, this attention and these settings, such as "dim=64".
 
     Raises:
-        UserError: one is no setting, or no run has it.
+        UserError: an entry of `where` has no "=", or no run has the setting.
     """
     found = [run for run in runs if task in (None, run.task) and attn in (None, run.attn)]
     for condition in where:
@@ -187,13 +187,13 @@ def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where:
             raise unknown("setting of these runs in --where:", name, sorted({n for run in found for n in run.settings}))
         wanted: list[Any] = [text, parse_yaml(text, f"--where {condition}")]
         with suppress(ValueError):
-            wanted.append(float(text))  # 1e-3 is a text to YAML
+            wanted.append(float(text))  # YAML reads 1e-3 as a string
         found = [run for run in found if run.settings.get(name) in wanted]
     return found
 
 
 def rank(run: StoredRun, score: tuple[str, float] | None) -> float:
-    """Return a run's score to sort by, the best last: negative if less of it is better."""
+    """Return the sort key of a score, which puts the best run last: the score, negative if less is better."""
     if score is None:
         return -inf
     name, value = score
@@ -211,14 +211,14 @@ COLUMNS = {
 
 
 def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
-    """Return the list as text, a line for each run, sorted by a column, or by a metric, which is then the score shown.
+    """Return the list as text with a line for each run, sorted by a column or by a metric.
 
-    Below it are settings unlike its task's that tell the run from others of it. Where a line would be longer than
-    `width`, the last columns are left out, then paths are shortened in the middle. Run, score and the column by which
-    the list is sorted stay.
+    If `sort` is a metric, the list shows it as the score. Below a run are settings that distinguish it from other runs
+    of its task. If lines would be longer than `width`, the last columns are left out. If that is not enough, paths are
+    shortened in the middle. Run, score and the sorted column are never left out.
 
     Raises:
-        UserError: there is no such column, and no run has such a metric.
+        UserError: `sort` is neither a column nor a metric of a run.
     """
     metrics = dict.fromkeys(name for run in runs for name in run.outcome.result if "/" in name)
     if sort not in (*COLUMNS, *metrics):
@@ -244,15 +244,15 @@ def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
 
 
 def _shortened(path: str, width: int) -> str:
-    """Return a path of at most `width` characters, without its middle."""
+    """Return a path shortened to `width` characters. Its middle is replaced by an ellipsis."""
     end = (width - 1) * 2 // 3
     return path if len(path) <= width else f"{path[: width - 1 - end]}…{path[len(path) - end :]}"
 
 
 def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
-    """Return for each run, by folder, lines with the settings that tell it from others of its task.
+    """Return for each run, by folder, lines with the settings that distinguish it from other runs of its task.
 
-    Settings that all runs of the task have, or that the path has, are left out.
+    Values that all runs of the task share and values that are part of the path are left out.
     """
     by_task: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
@@ -263,7 +263,7 @@ def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
         names = {name for settings in own for name in settings}
         telling = [n for n in sorted(names) if any(s.get(n, ...) != own[0].get(n, ...) for s in own)]
         for run, settings in zip(group, own, strict=True):
-            parts = run.folder.parts  # which have the last part alone of an attention of one's own
+            parts = run.folder.parts  # the path of a user's attention has only the name of its class
             there = [n for n in telling if n in settings and str(settings[n]).rpartition(".")[2] not in parts]
             text = printable(", ".join(f"{name} {_brief(settings[name])}" for name in there))
             lines[run.folder] = wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
@@ -282,7 +282,7 @@ def megabytes(size: int) -> str:
 
 
 def card(run: StoredRun) -> str:
-    """Return a run's card as text: state, settings that differ from its task's, result, commands that use it."""
+    """Return a description of a run: state, settings that differ from its task's, result, commands that use it."""
     outcome = run.outcome
     state = f"{run.state}: {outcome.message}" if outcome.message else run.state
     head = f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"
@@ -293,7 +293,7 @@ def card(run: StoredRun) -> str:
             f"  {name:<{width}}  {_brief(value)}" + ("" if usual is None else f"  (usually {_brief(usual)})")
             for name, value, usual in settings
         ]
-        parts.append("\n".join(["settings of its own:", *map(printable, lines)]))
+        parts.append("\n".join(["settings that differ from the defaults:", *map(printable, lines)]))
     if outcome.result:
         metrics = {name: value for name, value in outcome.result.items() if "/" in name}
         others = {name: outcome.result[name] for name in SHOWN if outcome.result.get(name) is not None}
@@ -304,14 +304,14 @@ def card(run: StoredRun) -> str:
 
 
 def _commands(run: StoredRun) -> Iterator[str]:
-    """Return the commands that use a run. One that continued another run has no other seed than that."""
+    """Yield the commands that use a run. A run that continued another run cannot be repeated with another seed."""
     path = Path(run.path)
     best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
         own = run.config.own_flags if run.config else ""
-        if run.config and run.config.model["class_path"].startswith("kvt."):  # a user's model may have no maps
+        if run.config and run.config.model["class_path"].startswith("kvt."):  # other models may have no maps
             yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
         yield f"kvt {'test' if _has_test(run) else 'validate'} --ckpt_path {shell_word(best)}{own}"
     if run.config and not run.config.ckpt_path:
@@ -319,15 +319,15 @@ def _commands(run: StoredRun) -> Iterator[str]:
 
 
 def _has_test(run: StoredRun) -> bool:
-    """Return whether the run's data are known to have a test split."""
+    """Return True if the run's data have a test split, False if they have none or if it is unknown."""
     seen, result = run.outcome.result.get("seen_in_training"), run.outcome.result
     return any(name.startswith("test/") for name in result) or (isinstance(seen, Mapping) and "test" in seen)
 
 
 def draw(runs: Sequence[StoredRun]) -> "Figure":
-    """Draw the score of each run in validation against steps, a panel for each task and metric.
+    """Draw the validation score of each run against steps, with a panel for each task and metric.
 
-    Up to `MOST_LABELLED` runs of a panel are listed below it. If there are more, the panel lists their attentions.
+    The legend of a panel lists its runs if there are at most `MOST_LABELLED`, and otherwise their attentions.
 
     Raises:
         UserError: none of the runs has a curve.

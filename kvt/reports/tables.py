@@ -1,4 +1,4 @@
-"""The tables that a grid asks for: their metric, columns, published numbers, and what is compared."""
+"""Reads the tables of a grid: metric, columns, published numbers and compared attentions."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -19,19 +19,19 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 class Table(NamedTuple):
-    metric: str  # such as "test/acc"; a column of results
+    metric: str  # such as "test/acc"
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published = MappingProxyType({})
-    relabelled: Mapping[str, str] = MappingProxyType({})  # the right name of each column that the paper mislabels
+    relabelled: Mapping[str, str] = MappingProxyType({})  # the correct names of columns that the paper mislabels
     note: str = ""
-    chance: Mapping[str, float] = MappingProxyType({})  # the accuracy of guessing in each run for which it is known
-    accuracy: str = ""  # the metric that `chance` is a value of, if the table has another one
-    margin: float = 1.0  # differences below it count as equal, in points
-    solved: Collection[str] = ()  # columns in which runs count as solved or not, by `NEARLY` the highest value
-    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # runs of several columns, compared besides
-    pairs: Sequence[tuple[str, str]] = ()  # of attentions, compared besides each with the first
-    over_training: str = ""  # the metric whose mean over a run's validations this is
+    chance: Mapping[str, float] = MappingProxyType({})  # the accuracy of guessing by run, if it is known
+    accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
+    margin: float = 1.0  # in points; smaller differences count as equal
+    solved: Collection[str] = ()  # columns that compare numbers of runs with `NEARLY` the highest value
+    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # names of runs of several columns together
+    pairs: Sequence[tuple[str, str]] = ()  # attentions to compare, besides each with the first
+    over_training: str = ""  # if not empty, `metric` is the mean of this one over all validations
 
     @property
     def title(self) -> str:
@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """The margin in units of the metric, or of its logarithm."""
+        """The margin in units of the metric or of its logarithm."""
         return self.margin * self.kind.point
 
     @property
@@ -49,7 +49,7 @@ class Table(NamedTuple):
         return self.margin * ACC.point if self.accuracy else self.reach
 
     def chance_in(self, column: str) -> float | None:
-        """Return the accuracy of guessing in a column or pool, the least of its runs; None unless known for all."""
+        """Return the lowest accuracy of guessing in a column or pool; None if it is unknown for a run."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -70,7 +70,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column; raise UserError for one that has no runs at any scale."""
+    """Return the names of the runs of each column; raise UserError for a column without runs at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -81,18 +81,19 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 
 
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
-    """Return the tables that a grid asks for, without columns that have neither runs nor published numbers.
+    """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid that asks for none has one for each `monitor` of its tasks, in test, or in validation if there is no test.
+    A grid without `tables` has one for each `monitor` of its tasks: the test metric, or the validation metric of tasks
+    without a test split.
     """
-    columns_of(grid, grid.file.columns)  # the curves have them, too
+    columns_of(grid, grid.file.columns)  # checks the columns, which the curves need even if no table does
     entries = grid.file.tables
     found = _usual(grid, outcomes) if entries is None else (_table(grid, entry) for entry in entries)
     return [table for table in found if table.columns]
 
 
 def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
-    """Yield a table for each `monitor`: a task whose finished runs have no test metrics has its validation metric."""
+    """Yield a table for each `monitor`, of the test metric or, if finished runs have none, of the validation metric."""
     metrics: dict[str, set[str]] = {}
     for run in grid.runs:
         metrics.setdefault(run.config.classes["model"].monitor, set()).add(run.task)
@@ -103,7 +104,7 @@ def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
             if run.task in tasks and (outcome := outcome_of(run, outcomes)).state == State.FINISHED:
                 measured.setdefault(run.task, set()).update(outcome.result)
         untested = [task for task, names in measured.items() if of_test not in names]
-        note = f"no test split: {', '.join(untested)}; the best checkpoint is measured on the split that chose it"
+        note = f"no test split: {', '.join(untested)}; the best checkpoint is evaluated on the split that chose it"
         for metric, chosen, words in ((of_test, tasks.difference(untested), ""), (monitor, {*untested}, note)):
             table = _table(grid, TableEntry(metric=metric, note=words))
             names = {run.name for run in grid.runs if run.task in chosen}
@@ -111,7 +112,7 @@ def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the figures of learning curves that a grid asks for, each as its metrics, the main one first."""
+    """Return the `curves` of a grid: for each figure of learning curves its metrics, the main one first."""
     known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
@@ -123,7 +124,7 @@ def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _metrics_of(grid: Grid) -> list[str]:
-    """Return the names of kvt's metrics, and of the metrics that the user's tasks declare."""
+    """Return the names of kvt's metrics and of the metrics that the grid's tasks declare."""
     return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
 
 
@@ -132,12 +133,15 @@ def _tasks_of(grid: Grid) -> list[Any]:
 
 
 def kind_of(grid: Grid, metric: str) -> Metric:
-    """Return what the grid's tasks, or others, declare of a metric."""
+    """Return the `Metric` that the grid's tasks, or else kvt's tasks, declare with this name."""
     return metric_of(metric, _tasks_of(grid))
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the settings, or metrics with * in place of a number, that a grid's tables are drawn against, by words."""
+    """Return the `against` of a grid: the settings on the horizontal axes of figures, by axis label.
+
+    A name such as "test/acc_*_back" stands for metrics that differ in a number, which is then on the axis.
+    """
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

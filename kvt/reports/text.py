@@ -1,4 +1,4 @@
-"""Cells and comparisons of a table as text, and as the numbers of tables.csv."""
+"""Formats cells and comparisons of a table as text and as rows of tables.csv."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite, isnan, nan
@@ -14,7 +14,7 @@ from kvt.tasks.metrics import Metric
 
 
 def verdict_in_words(compared: Compared, kind: Metric) -> str:
-    """Return the verdict of a comparison, and with "undecided" the smallest margin, in points."""
+    """Return the verdict of a comparison. "undecided" is followed by the smallest margin in points."""
     margin = compared.smallest_margin if compared.verdict == "undecided" else nan
     return compared.verdict + (f", ± {margin / kind.point:.2f}" if isfinite(margin) else "")
 
@@ -24,7 +24,7 @@ def pair_of(compared: Compared) -> str:
 
 
 def counts_of(compared: Compared) -> str:
-    """Return the counts behind a comparison: "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
+    """Return the size of a comparison, such as "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
     counts = ((compared.pairs, "pair"), (compared.settings, "setting"), (compared.seeds, "seed"))
     pairs, settings, seeds = (f"{number} {noun}{'s' * (number > 1)}" for number, noun in counts)
     left_out = f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
@@ -32,7 +32,7 @@ def counts_of(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference of a comparison with its interval, in points, or the counts of solved runs."""
+    """Return the difference with its interval in points, or the numbers of solved runs if these are compared."""
     if isfinite(compared.solved):
         return f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
     return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind, " ")
@@ -43,13 +43,16 @@ def interval_of(low: float, high: float, kind: Metric, before: str = "") -> str:
 
 
 def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False) -> Markdown:
-    """Return our results, the published ones and the difference, with the columns as printed or relabelled."""
+    """Return a table with our results, the published results and their difference.
+
+    If `relabelled`, published numbers are in the columns with the corrected names, otherwise as the paper prints them.
+    """
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(cell.attention for cell in cells):
         ours = [cell for cell in cells if cell.attention == attention]
         means = np.array([cell.mean for cell in ours])
-        # a mean without all of its columns would be another one: NaN
+        # NaN if a column is missing: a mean over fewer columns could not be compared
         lines.append([bold_label(attention), *(_cell(kind, cell) for cell in ours), kind.value(means.mean())])
         if theirs := all_published.get(attention, {}):
             published = [theirs.get(column, (nan, nan)) for column in table.columns]
@@ -62,7 +65,7 @@ def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """Return a table with a row for each comparison, without the columns of the tests if none is tested."""
+    """Return a table with a row for each comparison. If none is tested, the columns of tests are left out."""
     lines = [["", "pair", "n", "difference", "beyond this grid", "p (no difference)", "p (TOST)", "verdict"]]
     for one in compared:
         beyond = interval_of(one.beyond_low, one.beyond_high, kind)
@@ -74,7 +77,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List the comparisons at the ceiling by column: "copy; reverse (all but KV+Pos); sort (KV)"."""
+    """List the comparisons at the ceiling by column, such as "copy; reverse (all but KV+Pos); sort (KV)"."""
     words = []
     with_first = [one for one in compared if one.baseline == compared[0].baseline]
     for column in dict.fromkeys(one.column for one in with_first):
@@ -88,7 +91,7 @@ def at_the_ceiling(compared: Sequence[Compared]) -> str:
 
 
 def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
-    """Return a table of the shares of variance that are due to settings; None if none is known."""
+    """Return a table of the shares of variance that are due to settings; None if all are unknown."""
     shares: dict[str, list[float]] = {}
     for cell in cells:
         shares.setdefault(cell.attention, []).append(cell.share_of_settings)
@@ -97,7 +100,10 @@ def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return a table of the median step at which runs reach `NEARLY` the highest value in validation, else None."""
+    """Return a table of the median step at which the validation metric reaches `NEARLY` times its highest value.
+
+    Return None if no run has this metric.
+    """
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
@@ -111,13 +117,13 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
 def attentions_table(
     columns: Iterable[str], rows: Mapping[str, Iterable[float]], form: Callable[[float], str]
 ) -> Markdown:
-    """Return a table of numbers, a row for each attention; a dash where there is none."""
+    """Return a table with a row for each attention and a dash for numbers that are not finite."""
     lines = [[bold_label(name), *(form(x) if isfinite(x) else "–" for x in row)] for name, row in rows.items()]
     return markdown_table([["", *columns], *lines])
 
 
 def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table) -> list[pd.DataFrame]:
-    """Return the cells with the comparisons of their attentions, and the comparisons in pools, for tables.csv."""
+    """Return rows for tables.csv: each cell with the comparisons of its attention, and the comparisons in pools."""
     found = pd.DataFrame(cells, columns=Cell._fields)
     unused = [] if found.published_mean.notna().any() else ["published_mean", "published_over_settings"]
     unused += [] if found.not_finite.any() else ["not_finite"]
@@ -139,7 +145,7 @@ def _cell(kind: Metric, cell: Cell) -> str:
         return "not in this scale"
     lost = cell.not_finite
     gone = f", {cell.diverged} diverged" * (cell.diverged > 0)
-    gone += f", {lost} without a finite number" * (lost > 0)
+    gone += f", {lost} with a metric that is not finite" * (lost > 0)
     if not cell.runs:
         return f"{'no value' if lost > 0 else 'not run'} (0 of {cell.wanted}{gone})"
     spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
@@ -148,7 +154,7 @@ def _cell(kind: Metric, cell: Cell) -> str:
 
 
 def _share(cell: Cell) -> str:
-    """Return how many settings of a cell have runs, and with how many seeds."""
+    """Return the numbers of settings and seeds of a cell, such as "; 3 of 8 settings, 1 to 2 seeds"."""
     seeds = (
         f"{cell.fewest_seeds:.0f}"
         if cell.fewest_seeds == cell.most_seeds

@@ -1,4 +1,4 @@
-"""Loggers by name: Lightning's loggers and one for Trackio, with their hyperparameters and the ids of resumed runs."""
+"""Creates loggers by name, logs hyperparameters, and lets resumed runs continue in their loggers."""
 
 import csv
 import json
@@ -18,11 +18,11 @@ from kvt.run.settings import trainer_objects
 from kvt.system.files import read_json, write_atomically
 
 ABSENT = float("nan")
-"""The value of a score that a run lacks; TensorBoard's table has a column for it, for other runs of the task."""
+"""The value of a score that a run lacks. TensorBoard's table has a column for it if another run has the score."""
 IDS = "loggers.json"
-"""The file in a run's folder with the id by which each logger knows the run."""
+"""The file in a run's folder with the id of the run in each logger."""
 OF_TRAINER = ("max_epochs", "max_steps", "precision")
-"""The Trainer's settings among the hyperparameters; notes name limits on batches and early stopping."""
+"""The Trainer settings that loggers show as hyperparameters. Notes show limits on batches and early stopping."""
 
 
 def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list[Logger]:
@@ -74,7 +74,7 @@ def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def score_names(task: Any, data: Any) -> list[str]:
-    """Return the names, by `when_best`, of all scores that a run of a task may have.
+    """Return the names of all scores that a run of a task may have, each converted by `when_best`.
 
     Metrics with several values, whose names contain {}, are left out.
     """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kvt.system.errors import UserError
 
 TOLERANCE = 1e-3  # relative to the largest output; smaller differences are rounding errors
-SHORT = 16  # length of a second, short sequence, in which a single token has more influence on an average
+SHORT = 16  # length of a second test sequence: if outputs are averages, a token has more influence in a short one
 
 
 @contextmanager

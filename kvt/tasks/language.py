@@ -69,14 +69,14 @@ OBJECTIVES = ("causal", "masked")
 MASK = b"<mask>"
 """The text of the mask token, the last token in the vocabulary of a masked language model."""
 Rows = tuple[Tensor, Tensor, Tensor]
-"""Positions where windows begin and where their texts end, int64 (R,) both, and the tokens of a text, (T,)."""
+"""The positions at which windows begin and at which their texts end, both int64 (R,), and the tokens, (T,)."""
 
 
 class Windows(Batches):
     """Batches of windows of a token stream: `length` tokens from a start position on, and the next tokens as targets.
 
-    The text of a window ends before its stop position. From there on, targets are `filler`, and the inputs of such
-    targets are `fill`.
+    The text of a window ends before its stop position. The targets from the stop position on are `filler`, and the
+    inputs at the positions of these targets are `fill`.
 
     >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
     >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):

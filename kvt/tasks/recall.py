@@ -45,7 +45,7 @@ class Questions(NamedTuple):
     """A batch of sequences with questions; the tensors are int64 (rows, N)."""
 
     symbols: Tensor
-    answers: Tensor  # the symbol to predict at this position; `IGNORE` without a question
+    answers: Tensor  # the symbol to predict at this position; `IGNORE` if there is no question
     distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if one is missing
 
 
@@ -191,7 +191,7 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
     key, drawn = first[by_size] + (pick * counts[by_size]).long()  # (rows, pairs) each
     earlier = torch.randint(
         pairs // motif // 2, (rows, 1), generator=generator
-    )  # counted from the end: near enough to be among the kept pairs
+    )  # counted from the end, so that the pair is kept
     key[:, -1:] = key.gather(1, pairs - 2 - earlier)
     same = key.unsqueeze(2) == key.unsqueeze(1)  # (rows, pairs, pairs)
     value = drawn.gather(1, same.int().argmax(2))  # the value drawn at the key's first occurrence
@@ -292,15 +292,15 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
 
 MOTIFS = 1_000_000  # the largest number of motifs in fuzzy_recall, which lists all of them
 UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # tasks in which some sequences are more likely than others
-TRIES = 1000  # how often sequences of another split are drawn again before an error is raised
+TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 
 
 class Recall(TaskData):
     """Sequences with questions about earlier symbols: symbols, answers and distances, all int64 (B, length).
 
-    The answer at a position is the symbol to predict there, and −100 without a question. The distance is the number of
-    positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never in
-    two splits: a sequence of another split is drawn again, with the same number of questions.
+    The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
+    of positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never in
+    two splits. If a sequence already occurs in another split, it is replaced by a new one with as many questions.
 
     Args:
         task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
@@ -433,9 +433,9 @@ class Recall(TaskData):
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 
     def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
-        """Replace sequences by new ones with the same number of questions.
+        """Replace sequences by new sequences with the same number of questions.
 
-        A sequence is kept if no sequence with this number is drawn.
+        A sequence is kept if no sequence with its number of questions was drawn.
         """
         asked = (questions[1] != IGNORE).sum(1)
         if self.task_name == "mqar":
@@ -572,7 +572,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._stop_if_solved()  # the run may have been killed after reaching it
+        self._stop_if_solved()  # a run may be killed after the validation that reached `stop_at`
 
     def _stop_if_solved(self) -> None:
         if self.trainer.state.fn == TrainerFn.FITTING and self.validated >= self.stop_at:

@@ -92,7 +92,7 @@ class Example(NamedTuple):
 
 @torch.no_grad()
 def examine(task: "Task", batch: Any, number: int = 0) -> Example:
-    """Return the attention of all layers for a batch of one, with a caption; put the task in eval mode first."""
+    """Return the attention of all layers for a batch of one example, with a caption. The task must be in eval mode."""
     inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
         outputs = task(*inputs)

@@ -45,7 +45,7 @@ def test_validation_chooses_and_the_setting_tells_runs_apart_no_longer(grid):
     assert "lr" not in results
     assert results.groupby(["setting", "seed"]).size().unique().tolist() == [2], "attentions are paired"
     assert "3 runs were made with lr from 0.1, 0.2, 0.3" in str(text)
-    assert "24 runs\nstand behind the 8" in str(text)
+    assert "validation metric: 8 of 24 runs." in str(text)
 
 
 def test_each_cell_chooses_for_itself_among_what_has_finished(grid):
@@ -65,7 +65,7 @@ def test_each_cell_chooses_for_itself_among_what_has_finished(grid):
     assert len(nothing.runs) == 8
     _, text = best_of(swept, {run.name: outcomes[run.name] for run in swept.runs if run.attention == "qkv"})
     assert "0 to" not in str(text), "a cell that nobody has run yet is not shown"
-    assert "stand behind the 4" in str(text)
+    assert "metric: 4 of " in str(text)
 
 
 def test_a_grid_without_a_sweep_is_as_it_was(grid):

@@ -288,8 +288,8 @@ def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, 
     lost.loc[one, "test/acc"] = value
     lost.loc[of_kv & (lost.task == "sub"), "test/acc"] = value
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
-    assert kv[1].endswith("n = 1 of 4, 1 without a finite number; 1 of 2 settings, 1 seed")
-    assert kv[2] == "no value (0 of 4, 2 without a finite number)"
+    assert kv[1].endswith("n = 1 of 4, 1 with a metric that is not finite; 1 of 2 settings, 1 seed")
+    assert kv[2] == "no value (0 of 4, 2 with a metric that is not finite)"
     assert {*compared(lost, table).query("attention == 'kv'").column} == {"sort"}
     bars(lost, table)
 
@@ -326,7 +326,7 @@ def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
         outcomes = read_outcomes(grid.runs, tmp_path / name)
         text[name] = write_report(grid, outcomes, tmp_path / "report")[0].read_text()
     task = grid.runs[-1].task
-    assert f"Runs of {task} with the same settings of the data were made on data that differ" in text["other"]
+    assert f"Runs of {task} with equal data settings were trained on different data" in text["other"]
     assert "(11 runs on ab12; 1 run on cd34)" in text["other"]
     assert "differ (" not in text["alike"] + text["unknown"]
 
@@ -389,7 +389,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
-    assert "Ours are not the paper's settings" in text
+    assert "Our settings differ from the paper's" in text
 
 
 def test_the_usual_tables_have_the_monitor_of_each_task_in_its_last_split(tmp_path):

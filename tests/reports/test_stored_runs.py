@@ -99,7 +99,7 @@ def test_a_card_has_what_differs_from_the_task_and_what_was_measured(says):
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/best.ckpt").touch()
     card = "\n".join(says("show", str(folder)))
-    settings = card.partition("settings of its own:")[2].partition("\n\n")[0]
+    settings = card.partition("settings that differ from the defaults:")[2].partition("\n\n")[0]
     assert {line.split()[0]: line.split()[1] for line in settings.split("\n")[1:]} == {"attn": "kv+pos", "dim": "32"}
     assert "test/acc" in card
     assert f"kvt maps --ckpt_path {folder}/checkpoints/best.ckpt" in card
@@ -114,7 +114,7 @@ def test_a_run_of_a_text_of_ones_own_is_compared_with_its_task_and_no_test_is_re
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/best.ckpt").touch()
     card = "\n".join(says("show", str(folder)))
-    settings = card.partition("settings of its own:")[2].partition("\n\n")[0]
+    settings = card.partition("settings that differ from the defaults:")[2].partition("\n\n")[0]
     assert {line.split()[0] for line in settings.split("\n")[1:]} == {"text", "heads"}
     assert "kvt test" not in card
     assert f"kvt validate --ckpt_path {folder}/checkpoints/best.ckpt" in card
@@ -133,7 +133,7 @@ def test_a_card_names_callbacks_with_their_arguments(says):
 @pytest.mark.parametrize("task", yaml_names(CONFIGS))
 def test_a_run_of_a_task_as_it_is_has_no_settings_of_its_own(says, task):
     folder = make(task=task, result=RESULT)
-    assert "settings of its own" not in "\n".join(says("show", str(folder)))
+    assert "settings that differ from the defaults" not in "\n".join(says("show", str(folder)))
 
 
 def test_the_list_says_what_tells_runs_of_a_task_apart_within_80_columns(says):

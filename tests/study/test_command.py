@@ -49,7 +49,7 @@ def kvt(words: str) -> None:
         ("study run tiny.yaml --worker 1", "--worker"),
         ("study report tiny.yaml --format docx", "--format 'docx'"),
         ("study report tiny.yaml other/tiny.yaml", "reports/tiny-all: write one at a time"),
-        ("study report tiny.yaml tiny.yaml --out x", "2 reports would lie in x: write one at a time"),
+        ("study report tiny.yaml tiny.yaml --out x", "2 reports would be in x: write one at a time"),
         ("reproduce", "pass tables or figures, or --all: cache, cycles, directions, figure3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
         ("reproduce table2 --scale huge", "table2.yaml: unknown --scale 'huge'"),
