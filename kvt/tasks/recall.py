@@ -299,8 +299,8 @@ class Recall(TaskData):
     """Sequences with questions about earlier symbols: symbols, answers and distances, all int64 (B, length).
 
     The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
-    of positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never in
-    two splits. If a sequence already occurs in another split, it is replaced by a new one with as many questions.
+    of positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never
+    in two splits. If a sequence already occurs in another split, it is replaced by a new one with as many questions.
 
     Args:
         task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
