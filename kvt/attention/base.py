@@ -344,7 +344,7 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the query with one head for each query head; a key that acts as query is repeated for its group."""
+        """Return the query of all heads. If a shared key acts as query, repeat it for the heads of its group."""
         if self.projections[0] == "q":
             return q
         heads = k.shape[1] * (self.heads // self.kv_heads)

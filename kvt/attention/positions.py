@@ -23,8 +23,9 @@ def sinusoid(length: int, dim: int) -> Tensor:
 def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
     """Return the row part, (length, r), and the column part, (length, c), of a 2-D sinusoidal encoding.
 
-    Cell (i, j) of the encoding is rows[i] followed by columns[j], with r + c = channels and columns = rows[:, :c]. No
-    channel depends on both i and j (`PositionalEncoding2D` of the package positional-encodings).
+    Cell (i, j) of the encoding has r channels, rows[i], followed by c channels, columns[j], with r + c = channels. The
+    columns are rows[:, :c]. No channel depends on both i and j (`PositionalEncoding2D` of the package
+    positional-encodings).
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]

@@ -69,7 +69,7 @@ class StoredRun:
 
     @property
     def state(self) -> str:
-        """The state in a word. A run that has neither finished nor a process that trains it is "stopped"."""
+        """The state in a word; "stopped" if the run has not ended and no process trains it."""
         return {State.STARTED: "stopped", State.LOCKED: "running"}.get(self.outcome.state, str(self.outcome.state))
 
     @cached_property

@@ -39,7 +39,7 @@ class TaskData(L.LightningDataModule, ABC):
     spec: dict[str, Any]  # plain values that the model needs, such as sizes and words; available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, which differ by machine
-    only_predict: str | None = None  # a reason, if only `kvt predict` accepts the data: they have no targets
+    only_predict: str | None = None  # if the data have no targets: the reason why only `kvt predict` accepts them
     content: str | None = None  # a hash of the data that `load` has read, before splitting; None if it reads no data
     measures_others: bool = False  # whether a model can be evaluated on other data of this class than its training data
     trained_on: str | None = None  # the `content` of the training data of the evaluated model; None if unknown

@@ -269,10 +269,9 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens are usually written without a space before them, and which without a space after them.
 
-    Every pair of neighbouring tokens votes on two questions: is the left token joined to the token after it, and is the
-    right token joined to the token before it? The question with the most votes is decided first, and its pairs then no
-    longer vote.
-    Therefore "shirt" does not become a suffix because it often follows a hyphen, nor "eau" because it follows "l'".
+    Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, or the right
+    token is joined to every token before it. The rule with the most votes is accepted first. Its pairs then lose their
+    votes for other rules. For example, the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
     Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and tokens to join to the token
     after, such as "(".
@@ -282,7 +281,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
         for (left, spaced), (right, _) in pairwise(sentence):
             if '"' not in (left, right):  # `join` has a rule for quotation marks
                 votes[left, right] += -1 if spaced else 1
-    # an end: (0, token) asks to join a token to the token after it, (1, token) to the token before it
+    # keys are rules: (0, token) joins a token to every token after it, (1, token) to every token before it
     scores: dict[tuple[int, str], float] = {}
     pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
