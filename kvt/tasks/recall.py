@@ -440,7 +440,7 @@ class Recall(TaskData):
         asked = (questions[1] != IGNORE).sum(1)
         if self.task_name == "mqar":
             return self.mqar(asked, self.length, generator)
-        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # many, so that rare numbers of questions occur
+        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # enough for rare numbers of questions
         for number in asked.unique().tolist():
             places, found = ((part == number).nonzero().flatten() for part in (asked, (drawn.answers != IGNORE).sum(1)))
             count = min(len(places), len(found))
