@@ -25,12 +25,12 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
     A projection with several roles is the mean of the source's projections of these roles. With "keep_k", it is the
     key's projection if the key is among the roles; with "keep_v", the value's projection if the value is. If `target`
-    has fewer key and value heads,
-    each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact if all averaged
-    projections are equal, for instance if `target` only separates projections that `source` shares.
+    has fewer key and value heads, each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The
+    conversion is exact if all averaged projections are equal, for instance if `target` only separates projections that
+    `source` shares.
 
     Raises:
-        UserError: `target` shares other projections than `source`, but does not share the projection to keep.
+        UserError: `how` names a projection to keep that `target` does not share, and `target` shares other projections.
     """
     owner_of = dict(zip(ROLES, target.projections, strict=True))
     shared = {name: [role for role in ROLES if owner_of[role] == name] for name in ROLES}

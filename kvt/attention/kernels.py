@@ -187,7 +187,7 @@ def dot_product_attention(
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # sizes are tensors in torch.jit.trace
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # `product` reads shared keys only once for all heads of a group; no choice by length in exported graphs
+    # `product` reads shared keys once for all heads of a group; exported graphs cannot choose by length
     if _explicit or torch.compiler.is_exporting():
         small = _explicit
     else:

@@ -35,7 +35,7 @@ MAX_VALUE = 50
 """The largest number of characters of a value in the list. A tokenizer's value would fill pages."""
 INDENT = "    "
 MOST_LABELLED = 10
-"""A legend lists single runs if its panel has at most as many curves."""
+"""The largest number of curves in a panel whose legend lists each run."""
 SHORTEST = 24
 """The smallest number of characters to which a path is shortened."""
 

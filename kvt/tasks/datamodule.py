@@ -94,7 +94,7 @@ class TaskData(L.LightningDataModule, ABC):
             say(printable(f"{place}: left out: {what}"))
 
     def note_counts(self, name: str, **counts: int) -> None:
-        """Report a known data set whose numbers of examples are not the published ones, as `note_left_out` does."""
+        """Print a line and add a note if a known data set has another number of examples than published."""
         if what := other_counts(name, counts):
             self.notes[UNPUBLISHED] = what
             say(f"these are not the published data: {what}")
