@@ -141,7 +141,7 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
         _write(folder, manifest.model_copy(update={"added": [*manifest.added, addition]}), rows)
     done = sum(bool(outcomes) for outcomes in found.values())
     again = len(rows) - len(gone) - done
-    return f"{printable(folder)}: {done} of {len(grid.runs)} runs, {again} made again; {added} added"
+    return f"{printable(folder)}: {done} of {len(grid.runs)} runs, {again} repeated; {added} added"
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:

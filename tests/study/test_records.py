@@ -92,13 +92,13 @@ def test_a_run_that_continued_from_a_checkpoint_is_no_run_of_a_grid(grid):
 def test_a_record_grows_and_keeps_the_order_of_the_grid(grid):
     shutil.copytree(RUNS, "second")
     shutil.rmtree(grid.runs[0].folder(RUNS))
-    assert widen_record(grid, KEPT, [RUNS]) == "kept: 1 of 2 runs, 0 made again; 1 added"
-    assert widen_record(grid, KEPT, [Path("second")]) == "kept: 2 of 2 runs, 0 made again; 1 added"
+    assert widen_record(grid, KEPT, [RUNS]) == "kept: 1 of 2 runs, 0 repeated; 1 added"
+    assert widen_record(grid, KEPT, [Path("second")]) == "kept: 2 of 2 runs, 0 repeated; 1 added"
     manifest, rows = read_record(KEPT)
     assert [row.name for row in rows] == [run.name for run in grid.runs]
     assert [addition.runs for addition in manifest.added] == [1, 1]
     before = content(KEPT)
-    assert widen_record(grid, KEPT, [RUNS, KEPT, RUNS]) == "kept: 2 of 2 runs, 0 made again; 0 added"
+    assert widen_record(grid, KEPT, [RUNS, KEPT, RUNS]) == "kept: 2 of 2 runs, 0 repeated; 0 added"
     assert content(KEPT) == before, "what is there already is not written again"
     widen_record(grid, Path("at once"), [Path("second")])
     assert content(Path("at once"))["results.csv"] == before["results.csv"]
@@ -117,7 +117,7 @@ def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_differe
     finish(copy, Path("first"))
     finish(copy, Path("again"), RESULT | later | {"val/loss": 1.751, "val/ppl": 2.0})
     widen_record(two, KEPT, [Path("first")])
-    assert widen_record(two, KEPT, [Path("again")]) == "kept: 3 of 4 runs, 3 made again; 3 added"
+    assert widen_record(two, KEPT, [Path("again")]) == "kept: 3 of 4 runs, 3 repeated; 3 added"
     outcomes = find_outcomes(two.runs, [KEPT])
     assert [one.result["test/acc"] for one in outcomes[kv.name]] == [0.75, 0.77]
     text = write_report(two, outcomes, Path("report"))[0].read_text()
@@ -139,7 +139,7 @@ def test_runs_that_a_grid_no_longer_has_stay(grid):
     widen_record(grid, KEPT, [RUNS])
     smaller = read(seeds=[0, 1], axes=TINY["axes"] | {"attn": ["kv"]})
     finish(smaller.runs[1], RUNS)
-    assert widen_record(smaller, KEPT, [RUNS]) == "kept: 2 of 2 runs, 0 made again; 1 added"
+    assert widen_record(smaller, KEPT, [RUNS]) == "kept: 2 of 2 runs, 0 repeated; 1 added"
     assert [row.name for row in read_record(KEPT)[1]] == [*(run.name for run in smaller.runs), grid.runs[0].name]
 
 
