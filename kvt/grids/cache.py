@@ -22,8 +22,8 @@ LOSS = "val/loss"
 TEXT = Markdown("""\
 *cache*: bytes of the key-value cache per token, of all layers, in float32. A cache that layers share counts once.
 *loss*: mean over runs, in nats. *above {first}*: difference from the loss of {first}, mean over pairs of runs with the
-same settings and seed. With at least three seeds, its 95 % confidence interval (t) follows. Models with a smaller cache
-also have fewer weights.""")
+same settings and seed. With at least three seeds, its 95 % confidence interval (t) follows. Models that share
+projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
