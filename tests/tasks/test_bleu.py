@@ -68,13 +68,11 @@ def test_it_is_named_before_a_run_begins(mistake, experiment, monkeypatch):
     assert 'pip install "sacrebleu[en]"' in mistake(experiment, "translation", *SMALL["translation"])
 
 
-def test_a_run_into_chinese_has_scores_of_its_characters(experiment, tmp_path):
+def test_the_scores_of_a_run_into_chinese_are_of_its_characters(experiment, tmp_path):
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}.en").write_text("A man sleeps.\n" * 8)
         (tmp_path / f"{split}.zh").write_text("一个男人在睡觉。\n" * 8)
-    words = ["--source=en", "--target=zh", f"--root={tmp_path}", "--lr=10", "--warmup=20", "--max_epochs=20"]
+    words = ["--source=en", "--target=zh", f"--root={tmp_path}", "--max_epochs=1"]
     result = experiment("translation", *SMALL["translation"], *words)
-    assert result["test/bleu"] == pytest.approx(100)
-    assert result["test/chrf"] == pytest.approx(100)
     assert "|tok:zh|" in result["notes"]["bleu"]
     assert "|nc:6|" in result["notes"]["chrf"]

@@ -78,6 +78,7 @@ def test_lists():
     assert abs(tested["test/acc"] - 0.1) < 5 * sqrt(0.1 * 0.9 / (500 * 8))
 
 
+@pytest.mark.slow
 def test_characters(tmp_path):
     (tmp_path / "noise.txt").write_text("".join(random_words(800, "abcdefgh")))
     data = Characters(text=str(tmp_path / "noise.txt"), length=16, val_size=0.5, batch_size=32)

@@ -145,19 +145,9 @@ class HostTensor(KV):
         return super().forward(x + torch.ones(x.shape[-1]), *args, **settings)
 
 
-class HostIndex(KV):
-    def forward(self, x, *args, **settings):
-        return super().forward(x, *args, **settings)[:, torch.arange(x.shape[1])]
-
-
 class Number(KV):
     def forward(self, x, *args, **settings):
         return super().forward(x, *args, **settings) * x.detach().sum().item()
-
-
-class Branch(KV):
-    def forward(self, x, *args, **settings):
-        return super().forward(x, *args, **settings) if x.isfinite().all() else x
 
 
 class Mask(KV):
@@ -198,9 +188,7 @@ class Alternating(KV):
     ("fault", "message"),
     [
         (HostTensor, "at least two devices"),
-        (HostIndex, "waits for a copy"),
         (Number, "_local_scalar_dense"),
-        (Branch, "_local_scalar_dense"),
         (Mask, "nonzero"),
         (Upload, "waits for a copy"),
         (Download, "waits for a copy"),

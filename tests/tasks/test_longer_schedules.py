@@ -5,6 +5,7 @@ import pytest
 
 import kvt
 from kvt.system.errors import UserError
+from tests.conftest import slow
 from tests.run.test_overfit import small
 
 
@@ -24,7 +25,7 @@ def rates(config: kvt.RunConfig, folder: str) -> dict[int, float]:
     return seen.of
 
 
-@pytest.mark.parametrize("task", ["reverse", "human_numbers", "language_model"])
+@pytest.mark.parametrize("task", ["reverse", "human_numbers", *slow("language_model")])
 def test_a_schedule_spans_the_longer_run(in_tmp_dir, task):
     config = small(task, max_epochs=2, limit_train_batches=6, limit_val_batches=1)
     rates(config, "parent")
