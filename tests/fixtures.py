@@ -64,6 +64,12 @@ def no_pictures(request, monkeypatch):
         monkeypatch.setattr(Shown, "show_text", lambda *_: None)
 
 
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """The pictures of reports are empty: to draw them takes most of a report's time."""
+    monkeypatch.setattr("kvt.reports.report.as_svg", lambda figure: "<svg/>")
+
+
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
     """Return a data folder with a few random images of each image set, features of CIFAR-100, and short texts."""
@@ -100,16 +106,17 @@ def offline(monkeypatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, small_data) -> Callable[[str], Path]:
-    """Return the last checkpoint of a small run of a task, after two steps."""
+def trained(tmp_path_factory, small_data) -> Callable[..., Path]:
+    """Return the last checkpoint of a small run of a task with an attention, after two steps."""
     folder = tmp_path_factory.mktemp("trained")
 
     @functools.cache
-    def train(config: str) -> Path:
+    def train(config: str, attn: str = "kv") -> Path:
+        place = folder / config / attn
         words = ["--config", str(CONFIGS / f"{config}.yaml"), *QUIET, *SMALL[config], "--max_steps", "2"]
-        words += ["--data_dir", str(small_data)] if config != "human_numbers" else []
-        run(lambda: run_words(["fit", *words, "--default_root_dir", str(folder / config)]))
-        return next((folder / config).rglob("last.ckpt"))
+        words += ["--attn", attn, *(["--data_dir", str(small_data)] if config != "human_numbers" else [])]
+        run(lambda: run_words(["fit", *words, "--default_root_dir", str(place)]))
+        return next(place.rglob("last.ckpt"))
 
     return train
 

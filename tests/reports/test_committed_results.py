@@ -10,12 +10,19 @@ from kvt.reports import report
 from kvt.reports.figures import prefix_of_ids
 from kvt.study.grid import read_grid
 from kvt.study.records import read_record
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, slow
 
 RECORDS = sorted(path.parent for path in (REPOSITORY / "docs" / "results").glob("*/manifest.json"))
 
 
-@pytest.fixture(scope="module", params=RECORDS, ids=lambda folder: folder.name)
+LARGE = [folder for folder in RECORDS if (folder / "results.csv").read_bytes().count(b"\n") > 200]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*(folder for folder in RECORDS if folder not in LARGE), *slow(*LARGE)],
+    ids=lambda folder: folder.name,
+)
 def record(request):
     """The folder of a record, the grid that it names, and the rows."""
     manifest, rows = read_record(request.param)

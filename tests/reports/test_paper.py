@@ -1,5 +1,7 @@
 """The paper's number for the settings of a single run."""
 
+from collections import defaultdict
+
 import pytest
 
 from kvt.reports.paper import paper_of
@@ -12,9 +14,11 @@ from kvt.study.grid import read_grid
 def test_a_run_has_the_number_of_its_cell(name):
     """Columns that the paper mislabels count by their right names."""
     grid = read_grid(name, "paper")
-    runs = {run.name: run for run in grid.runs}
+    runs, of = {run.name: run for run in grid.runs}, defaultdict(set)
+    for run in grid.runs:
+        of[run.attention].add(run.name)
     cells = [
-        (table, runs[min(names & {run.name for run in grid.runs if run.attention == attention})], value)
+        (table, runs[min(names & of[attention])], value)
         for table in tables_of(grid)
         for attention, columns in table.published_right.items()
         for column, value in columns.items()

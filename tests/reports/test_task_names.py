@@ -13,6 +13,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import CONFIGS
 from tests.helpers.drivers import finish
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}
 GRID = {"axes": {**SMALL, "max_epochs": 1, "attn": ["qkv", "kv"]}, "seeds": [0], "scales": {"all": None}}
 

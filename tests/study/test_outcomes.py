@@ -96,6 +96,7 @@ def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path):
     assert read_outcome(folder, CONFIG)[:2] == (State.DIVERGED, "train/loss is nan")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys):
     (grid.runs[0].folder(Path("runs")) / "history.csv").write_bytes(b"")
     command("study run", ["tiny.yaml", "--folder", "runs", "--dry_run"])

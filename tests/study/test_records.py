@@ -24,6 +24,7 @@ from kvt.system.console import user_error
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 RUNS, KEPT = Path("runs"), Path("kept")
 
 
@@ -270,12 +271,11 @@ def test_a_folder_in_place_of_a_file_of_a_record_is_named(grid, name):
     assert f"{KEPT / name}: Is a directory: a file is written there" in user_error(raised.value)
 
 
-@pytest.mark.parametrize("name", ["report.html", "explorer.html", "runs.csv"])
-def test_a_folder_in_place_of_a_file_of_a_report_is_named(grid, name):
-    (Path("report") / name).mkdir(parents=True)
+def test_a_folder_in_place_of_a_file_of_a_report_is_named(grid):
+    Path("report/runs.csv").mkdir(parents=True)
     with pytest.raises(OSError, match="directory") as raised:
         write_report(grid, read_outcomes(grid.runs, RUNS), Path("report"))
-    assert f"report/{name}: Is a directory: a file is written there" in user_error(raised.value)
+    assert "report/runs.csv: Is a directory: a file is written there" in user_error(raised.value)
 
 
 def test_processes_that_widen_a_record_at_once_lose_nothing(grid):

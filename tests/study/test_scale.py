@@ -1,12 +1,11 @@
 """Studies of many runs: what is shared and asked for only once."""
 
-import pandas as pd
 import pytest
 import study as benchmark
 
 from kvt.study import outcomes
-from kvt.study.grid import TaskFile, read_grid
-from kvt.study.outcomes import Outcome, State, read_outcomes, table_of_histories
+from kvt.study.grid import TaskFile
+from kvt.study.outcomes import State, read_outcomes
 from tests.helpers.drivers import finish
 
 
@@ -32,19 +31,3 @@ def test_runs_that_have_not_begun_are_not_asked_for_one_by_one(runs, tmp_path, m
     assert asked == [begun]
     states = [found[run.name][0].state for run in runs]
     assert states == [State.NEW] * 7 + [State.FINISHED] + [State.NEW] * 1992
-
-
-def test_histories_are_stacked_as_pandas_concatenates_them(tmp_path):
-    benchmark.many_runs(tmp_path, 1)
-    grid = read_grid(tmp_path / "many.yaml")
-    columns = (["step", "seconds", "val/loss"], ["seconds", "step", "train/loss"], ["step", "seconds"])
-    histories = [pd.DataFrame([[n, 2.0 * n, 3.0 * n][: len(names)]] * n, columns=names) for n, names in
-                 zip((1, 2, 3), columns, strict=True)]  # fmt: skip
-    found = {
-        run.name: [Outcome(State.FINISHED, history=history)] for run, history in zip(grid.runs, histories, strict=False)
-    }
-    stacked = table_of_histories(grid, found)
-    expected = pd.concat(histories, ignore_index=True).astype(float)
-    pd.testing.assert_frame_equal(stacked[[*expected]], expected)
-    names = [run.name for run, history in zip(grid.runs, histories, strict=False) for _ in range(len(history))]
-    assert [*stacked.name] == names
