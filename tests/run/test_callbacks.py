@@ -53,14 +53,6 @@ class Asks(ListTask):
 """
 
 
-def test_the_bar_shows_loss_and_score_first_and_the_rate_last(tmp_path):
-    data, bar = DigitLists(length=6, train_size=40, val_size=8, test_size=8, batch_size=10), ProgressBar()
-    logger = L.pytorch.loggers.CSVLogger(tmp_path)  # whose version Lightning would show
-    trainer = L.Trainer(max_epochs=1, callbacks=[Recorder(), bar], logger=logger, log_every_n_steps=1)
-    trainer.fit(ListTask(data.spec, dim=8, depth=1, heads=2), data)
-    assert [*bar.get_metrics(trainer, trainer.lightning_module)] == ["loss", "val/acc", "acc", "val/loss", "tokens/s"]
-
-
 @pytest.mark.parametrize(
     ("takes", "after_steps"),
     [(0.0, [*range(1, 51)]), (1.0, [1, 21, 41, 50]), (2.4, [1, 49, 50]), (1000.0, [1, 50])],

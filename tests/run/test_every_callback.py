@@ -23,6 +23,7 @@ from kvt.run.settings import REFUSED
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
 from tests.helpers.runs import read_history, read_result
 from tests.helpers.sandbox import command, forked
+from tests.run.test_callbacks import REFUSALS
 from tests.run.test_clusters import SLURM
 from tests.run.test_killed_runs import require_same, resume, run_folder, start, whole  # noqa: F401 (a fixture)
 
@@ -119,6 +120,7 @@ def test_each_class_of_lightning_and_of_torch_has_a_case():
     """But for classes to derive from, and for what stands beside callbacks in Lightning's list."""
     theirs = {name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), L.Callback)}
     assert theirs == CALLBACKS.keys() | PYTHON
+    assert {name for name, case in CALLBACKS.items() if case.refused} == REFUSALS.keys()
     found = [
         cls for cls in vars(torch.optim).values() if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer)
     ]
@@ -161,11 +163,6 @@ def _measures_what_the_result_says(folder: Path) -> None:
         assert {name for name, _ in printed} >= expected.keys(), said.out
         for name, value in printed:
             assert ast.literal_eval(value) == pytest.approx(expected[name], rel=1e-6)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WORKS])
-def test_what_breaks_a_promise_is_refused_in_one_line(in_tmp_dir, name):
-    command("run", *words_of(name)).refused(CASES[name].refused)
 
 
 def test_the_guide_has_a_row_for_each_case():

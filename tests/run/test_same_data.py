@@ -15,7 +15,7 @@ from kvt.cli.main import execute
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies, TextTokens
-from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, write_features, write_images, write_sentences
+from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, slow, write_features, write_images, write_sentences
 from tests.data.helpers import user_error
 
 
@@ -81,7 +81,7 @@ def change_sentences(folder):
 
 @pytest.mark.parametrize(
     ("write", "change"),
-    [(images, change_images), (features, change_features), (text, change_text), (sentences, change_sentences)],
+    [(images, change_images), (text, change_text), (sentences, change_sentences), *slow((features, change_features))],
 )
 def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, write, change):
     (config, *flags), place = write(here := in_tmp_dir / "here")
@@ -131,8 +131,8 @@ OTHER = "The question is not: to be, or to be not? That that is, is.\n" * 3
     ("config", "flags"),
     [
         ("language_model", ["--tokenizer", "bpe", "--vocab_size", "280"]),
-        ("language_model", ["--tokenizer", "bytes"]),
         ("characters", []),
+        *slow(("language_model", ["--tokenizer", "bytes"])),
     ],
 )
 def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_dir, capsys, mistake, config, flags):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,8 @@ def test_of_a_language_model_the_places_that_are_predicted_count_alone(objective
 
 
 @pytest.fixture
-def teacher(experiment) -> Path:
-    return experiment("reverse", *LISTS, "--attn", "qkv")["path"].parent
+def teacher(trained, in_tmp_dir) -> Path:
+    return shutil.copytree(trained("reverse").parents[1], in_tmp_dir / "teacher")
 
 
 def test_a_run_learns_from_the_best_checkpoint_of_another(experiment, teacher):
