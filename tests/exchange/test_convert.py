@@ -1,5 +1,7 @@
 """`kvt convert`: a checkpoint that is measured and trained further as any other, and what cannot be one."""
 
+import shutil
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -17,8 +19,8 @@ def convert(*words):
 
 
 @pytest.fixture
-def qkv(experiment):
-    return experiment("characters", *SMALL["characters"], "--attn", "qkv")["path"].parent
+def qkv(trained, in_tmp_dir):
+    return shutil.copytree(trained("characters", "qkv").parents[1], in_tmp_dir / "qkv")
 
 
 def weights(path):
@@ -43,7 +45,7 @@ def test_it_is_measured_and_trained_further(kvt, qkv, in_tmp_dir, capsys, how):
     kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9", "--teacher", str(qkv))
     taught = next(in_tmp_dir.glob("lightning_logs/characters/kv/version_1/checkpoints/last.ckpt"))
     assert any(not torch.equal(weight, content["state_dict"][name]) for name, weight in weights(taught).items())
-    assert steps == ({3, 9} if how == "least_squares" else {9})  # of those that are new, and of those that stay
+    assert steps == ({7, 9} if how == "least_squares" else {9})  # of those that are new, and of those that stay
 
 
 def test_least_squares_fits_all_training_examples_of_its_sample_and_reads_no_others(qkv, in_tmp_dir, monkeypatch):
@@ -79,7 +81,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("flags", [*optimizers(KEEPING), *slow(*optimizers(OTHERS))], ids=str)
+@pytest.mark.parametrize("flags", [*optimizers(KEEPING[2:]), *slow(*optimizers([*KEEPING[:2], *OTHERS]))], ids=str)
 def test_training_goes_on_with_every_optimiser_of_torch(kvt, experiment, in_tmp_dir, flags):
     path = experiment("characters", *SMALL["characters"], "--attn", "qkv", *flags)["path"].parent
     convert(path, "--attn", "q-kv", "--out", "new.ckpt")
@@ -152,8 +154,6 @@ def test_the_checkpoints_of_a_run_stay_its_own(mistake, trained):
     assert path.read_bytes() == before
 
 
-def test_a_run_with_more_than_projections_is_named(mistake, experiment):
-    path = experiment("characters", *SMALL["characters"], "--attn", "kv+pos")["path"].parent
-    assert "attn=kv+pos has weights that cannot be converted: convert runs of qkv, kv, q-kv, k" in mistake(
-        convert, path, "--attn", "kv"
-    )
+def test_a_run_with_more_than_projections_is_named(mistake, trained):
+    told = mistake(convert, trained("characters", "kv+pos"), "--attn", "kv")
+    assert "attn=kv+pos has weights that cannot be converted: convert runs of qkv, kv, q-kv, k" in told

@@ -11,7 +11,6 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from torch.testing import assert_close
 
@@ -21,6 +20,7 @@ from kvt.exchange.export import export
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.same import load_data
 from kvt.system.errors import UserError
+from tests.conftest import SMALL_LISTS
 from tests.helpers.hostile import no_longer_than
 from tests.run.test_kept_tests import spoil_last
 
@@ -79,24 +79,11 @@ def test_every_command_takes_the_folder(trained, says, small_data):
     assert Path("house/predictions.csv").exists()
 
 
-def test_a_run_stands_for_its_best_checkpoint(experiment, says):
-    folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")
-    run = folder["path"].parent
+def test_a_run_stands_for_its_best_checkpoint(trained, says):
+    run = trained("reverse").parents[1]
     assert says("maps", "--ckpt_path", run)[-1] == "maps.png"
     best = kvt.load(run / "checkpoints" / "best.ckpt").state_dict()
     assert all(torch.equal(weight, best[name]) for name, weight in kvt.load(run).state_dict().items())
-
-
-def test_a_run_is_exported_with_its_result(experiment, says):
-    folder = experiment("reverse", "--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16")[
-        "path"
-    ].parent
-    says("export", folder, "--out", "house")
-    result = json.loads((folder / "result.json").read_text())
-    page = Path("house/README.md").read_text()
-    assert yaml.safe_load(page.split("---")[1])["library_name"] == "kvt"
-    assert f"{result['test/acc']:.4f}" in page
-    assert "`dim` | 64" in page
 
 
 def test_a_card_shows_what_was_measured_with_its_weights_or_nothing(in_tmp_dir, says):
@@ -123,9 +110,7 @@ def test_a_checkpoint_between_two_validations_has_no_metrics(in_tmp_dir, says):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(f"{trainer.global_step}.ckpt")
 
-    settings = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2}
-    config = kvt.RunConfig.from_name("reverse").changed(**settings, enable_progress_bar=False)
-    kvt.train(config, callbacks=[Saves()])
+    kvt.train(kvt.RunConfig.from_name("reverse").changed(**SHORT | {"max_epochs": 2, "dim": 16}), callbacks=[Saves()])
     says("export", "7.ckpt", "--out", "house")
     assert "val/" not in Path("house/README.md").read_text()
 
@@ -142,8 +127,7 @@ class Own(KV):
 def test_a_class_of_ones_own_is_named_to_whoever_takes_the_model(says, in_tmp_dir, monkeypatch, experiment):
     (in_tmp_dir / "my_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
-    words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
-    experiment("reverse", "--attn", "my_own.Own", *words)
+    experiment("reverse", "--attn", "my_own.Own", *SMALL_LISTS, "--max_epochs", "1")
     says("export", "lightning_logs/reverse/Own/version_0", "--out", "house")
     assert "kvt.load('house', attn='my_own.Own')" in Path("house/README.md").read_text()
     with pytest.raises(UserError, match=r"my_own\.Own"):
@@ -156,8 +140,7 @@ def test_onnx_imports_a_class_of_ones_own_that_is_named(says, in_tmp_dir, monkey
     pytest.importorskip("onnxscript")
     (in_tmp_dir / "my_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
-    words = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "--batch_size", "16", "--max_epochs", "1"]
-    experiment("reverse", "--attn", "my_own.Own", *words)
+    experiment("reverse", "--attn", "my_own.Own", *SMALL_LISTS, "--max_epochs", "1")
     onnx = ["export", "lightning_logs/reverse/Own/version_0", "--out", "house", "--onnx"]
     with pytest.raises(SystemExit):
         says(*onnx)

@@ -246,8 +246,8 @@ def test_recorded_maps_are_drawn_as_those_of_a_task(in_tmp_dir):
         kvt.draw_maps([])
 
 
-def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(experiment):
-    best = experiment("translation", *SMALL["translation"])["path"].parent / "checkpoints" / "best.ckpt"
+def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(trained):
+    best = trained("translation")
     data = load_data(Checkpoint(best))
     source, target = data.texts["val"][3]
     encoder, own, cross = collect_maps(load(best), data.example(3))
@@ -259,19 +259,6 @@ def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(exper
     assert [layer.scores is None for layer in (encoder, own, cross)] == [False, False, True]
     for layer in (encoder, own, cross):
         assert layer.weights.shape[1:] == tuple(map(len, layer.labels))
-
-
-def test_in_two_columns_each_head_has_the_same_panel_one_below_the_other():
-    layers = [a_layer(3, 4, 4), a_layer(2, 4, 4)]
-    whole, narrow = draw(layers, "kv"), draw(layers, "kv", columns=1)
-    maps = [[axes for axes in figure.axes if axes.images] for figure in (whole, narrow)]
-    assert len(maps[0]) == len(maps[1]) == 5
-    for one, other in zip(*maps, strict=True):
-        np.testing.assert_array_equal(shown(one), shown(other))
-        assert one.get_title() == other.get_title()
-    places = [axes.get_position() for axes in maps[1]]
-    assert len({round(place.x0, 6) for place in places}) == 1
-    assert [place.y0 for place in places] == sorted({place.y0 for place in places}, reverse=True)
 
 
 @pytest.mark.parametrize(("tokens", "told"), [("a‖−ßΣé", ""), ("価格は百円で", "価円格百")])

@@ -8,8 +8,9 @@ import torch
 from kvt.attention import QKV
 from kvt.cli.main import main
 from kvt.run.load_checkpoint import load
+from kvt.tasks import TaskData
 from kvt.view import maps
-from tests.conftest import SMALL, SMALL_LISTS
+from tests.conftest import SMALL_LISTS
 
 
 def drawn(monkeypatch, *words):
@@ -29,27 +30,22 @@ def drawn(monkeypatch, *words):
         ("language_model", "to be", ["<|endoftext|>", "t", "o", "␣", "b", "e"]),
     ],
 )
-def test_a_text_of_ones_own_is_on_the_axes_and_needs_no_data(
-    experiment, task, prompt, tokens, monkeypatch, tmp_path_factory
-):
-    best = experiment(task, *SMALL[task])["path"].parent / "checkpoints" / "best.ckpt"
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    monkeypatch.setenv("KVT_DATA_DIR", "nowhere")
-    layers, _ = drawn(monkeypatch, "--ckpt_path", best, "--prompt", prompt)
+def test_a_text_of_ones_own_is_on_the_axes_and_needs_no_data(trained, in_tmp_dir, task, prompt, tokens, monkeypatch):
+    last = trained(task)
+    monkeypatch.setattr(TaskData, "setup", lambda *_: pytest.fail("data are read"))
+    layers, _ = drawn(monkeypatch, "--ckpt_path", last, "--prompt", prompt)
     assert all(layer.labels == (tokens, tokens) for layer in layers)
-    model = load(best)
+    model = load(last)
     with maps.record_maps(model.model) as recorded, torch.no_grad():
         model(torch.tensor([model.vocabulary.begin(prompt)]))
     for layer, found in zip(layers, recorded, strict=True):
         assert layer.weights.equal(found.weights[0])
 
 
-def test_a_prompt_that_no_window_holds_or_no_model_takes(experiment, says, mistake):
-    best = str(experiment("characters", *SMALL["characters"])["path"].parent / "checkpoints" / "best.ckpt")
+def test_a_prompt_that_no_window_holds_or_no_model_takes(trained, says, mistake):
     for prompt in ("t" * 1000, "t"):
-        assert "pass from 2 to" in mistake(says, "maps", "--ckpt_path", best, "--prompt", prompt)
-    lists = str(experiment("reverse", *SMALL_LISTS)["path"].parent / "checkpoints" / "best.ckpt")
-    assert "ListTask" in mistake(says, "maps", "--ckpt_path", lists, "--prompt", "to be")
+        assert "pass from 2 to" in mistake(says, "maps", "--ckpt_path", trained("characters"), "--prompt", prompt)
+    assert "ListTask" in mistake(says, "maps", "--ckpt_path", trained("reverse"), "--prompt", "to be")
 
 
 class Doubled(QKV):
