@@ -12,8 +12,6 @@ from kvt.attention import KV, QKV, SCORES, KVCache, MultiheadAttention
 from kvt.bench.measure import allocations
 from kvt.system.errors import UserError
 from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, Case, cases, kinds_of_mask
-from tests.helpers.small_models import MAX_LEN as LONGEST
-from tests.helpers.small_models import language_model, some
 
 pytestmark = pytest.mark.usefixtures("kernel")
 WITH_LOGITS = [(name, pos) for name, pos in VARIANTS if name != "identity"]
@@ -203,14 +201,3 @@ def test_bfloat16_is_close_to_float32(name):
         output = layer(x, causal=True)
     assert output.dtype == torch.bfloat16
     assert_close(output.float(), layer(x, causal=True), atol=0.03, rtol=0.03)
-
-
-@pytest.mark.parametrize("kind", ["kv, no self", "kv+pos, no self"])
-def test_a_model_can_be_exported_for_texts_of_any_length(kind):
-    model = language_model(kind)
-    tokens = some(2, 5)
-    program = torch.export.export(
-        model, (tokens,), dynamic_shapes=({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
-    )
-    for shape in ((1, 2), (3, LONGEST)):
-        assert_close(program.module()(some(*shape)), model(some(*shape)))

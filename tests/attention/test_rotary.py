@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, MultiheadAttention, asymmetry, symmetric_share
+from kvt.attention import ATTENTION, asymmetry, symmetric_share
 from kvt.attention.rotary import Rotary
 from kvt.system.errors import UserError
 from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, cases, gradients, kinds_of_mask
@@ -113,13 +113,6 @@ def test_a_context_has_no_positions(name):
     x, context = case.input(), case.input(7).flip(-1)
     assert torch.equal(rotating(x, context), plain(x, context))
     assert torch.equal(rotating.weights(x, context), plain.weights(x, context))
-
-
-def test_torchs_interface_rotates_self_attention_alone():
-    layer = MultiheadAttention(8, 2, attn="qkv", batch_first=True, rope=1.0)
-    x, other = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
-    assert_close(layer(x, x, x)[0], layer.attention(x))
-    assert_close(layer(x, other, other)[0], layer.attention(x, other))
 
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from functools import partial
-from time import monotonic, sleep
+from time import sleep
 from types import SimpleNamespace
 
 import gpu
@@ -127,14 +127,6 @@ def test_without_time_nothing_is_measured(call, tmp_path):
     assert "time was up" in report.status["good"]
 
 
-def test_other_parts_stay_in_the_report(call):
-    asked = parts(good, with_a_broken_row)
-    call(asked, "--parts", "good")
-    code, report = call(asked, "--parts", "with_a_broken_row")
-    assert code == 1
-    assert {*report.rows} == {"good", "with_a_broken_row"}
-
-
 def test_numbers_of_two_machines_are_not_mixed(tmp_path, capsys):
     (tmp_path / "report.md").write_text("# kvt on another machine\n")
     with pytest.raises(SystemExit, match="2"):
@@ -240,35 +232,6 @@ def test_runs_that_differ_are_told_from_equal_ones(tmp_path):
     assert gpu_checks._same(tmp_path / "other", tmp_path / "one") == "no"
     torch.save(states | {"state_dict": {"w": torch.zeros(2)}}, tmp_path / "same" / "checkpoints" / "last.ckpt")
     assert gpu_checks._same(tmp_path / "same", tmp_path / "one") == "no"
-
-
-GPU = "import pytest\n@pytest.mark.gpu\n"
-
-
-def a_folder_of_tests(tmp_path, monkeypatch, body):
-    (tmp_path / "tests" / "few").mkdir(parents=True)
-    (tmp_path / "tests" / "few" / "test_few.py").write_text(body)
-    monkeypatch.setattr(gpu_checks, "CHECKOUT", tmp_path)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "")
-
-
-def test_the_summary_of_tests_is_theirs_and_what_failed_is_printed(tmp_path, monkeypatch, capsys):
-    a_folder_of_tests(
-        tmp_path,
-        monkeypatch,
-        f"{GPU}def test_one(): pass\n{GPU}def test_two(): assert 1 == 2\ndef test_three(): pass\n",
-    )
-    (row,) = gpu_checks.passed("few", Setting("cpu", tmp_path, monotonic() + 100, {}))
-    assert row.startswith(f"{FAILED}1 failed, 1 passed, 1 deselected in ")
-    assert "assert 1 == 2" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_interrupted_tests_say_what_has_passed_so_far(tmp_path, monkeypatch):
-    body = f"from time import sleep\n{GPU}def test_one(): pass\n{GPU}def test_two(): sleep(1000)\n"
-    a_folder_of_tests(tmp_path, monkeypatch, body)
-    (row,) = gpu_checks.passed("few", Setting("cpu", tmp_path, monotonic() + gpu_checks.PATIENCE + 20, {}))
-    assert row.startswith(f"{SO_FAR}1 passed in ")
 
 
 def test_a_study_that_is_interrupted_is_to_go_on_with_the_best_number_of_processes(tmp_path, monkeypatch):

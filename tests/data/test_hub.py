@@ -19,7 +19,7 @@ from kvt.data.hub import list_images, read_texts
 from kvt.data.images import DecodedSource, open_images
 from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
-from tests.conftest import REPOSITORY, SMALL, SMALL_IMAGES, write_images, write_sentences
+from tests.conftest import REPOSITORY, SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
 from tests.data.test_image_folder import write
 from tests.helpers.hostile import no_longer_than
@@ -147,7 +147,6 @@ SMALLER = [Image.new("RGB", size) for size in ((6, 6), (6, 6), (6, 6), (6, 5))]
 # name: (how the set is made, words of the message)
 MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no test": (lambda: write_set("pets", train={}), ["hf:pets has splits train, but no split test"]),
-    "no train": (lambda: write_set("pets", test={}), ["hf:pets has splits test, but no split train"]),
     "no classes": (
         lambda: write_set("pets", STRINGS, train={"title": [*"abcd"]}, test={"title": [*"abcd"]}),
         ["hf:pets has columns image (Image), title (Value): choose the label with hf:pets#label=COLUMN"],
@@ -175,7 +174,6 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     ),
     "no images": (lambda: write_set("pets", {"label": IMAGE["label"]}), ["hf:pets has columns label (ClassLabel):"]),
     "no label": (lambda: write_set("pets", train={}, test={"label": [0, -1, 0, 0]}), ["hf:pets test[1] has no class"]),
-    "null": (lambda: write_set("pets", train={}, test={"label": [0, 1, None, 0]}), ["hf:pets test[2] has no class"]),
     "no image": (
         lambda: write_set("pets", train={"image": [None] * 4}, test={}),
         ["train[0]", "the image is missing"],
@@ -337,6 +335,7 @@ def test_a_text_file_is_the_same_by_either_name():
     by_name, file = Characters("hf:tale", length=8), Characters("tale/train.txt", length=8)
     assert "".join(by_name.parts) + "\n" == "".join(file.parts) == text
     assert by_name.spec == file.spec
+    assert by_name.content == file.content
     assert by_name.task_name == "characters_tale"
 
 
@@ -449,10 +448,7 @@ def test_a_run_on_images_and_what_it_predicts(experiment, kvt):
     name = as_parquet("pets")
     result = experiment("mnist", *SMALL_IMAGES, "--root", name)
     assert result["path"].is_relative_to(Path("lightning_logs/shards").absolute())
-    alike = experiment("mnist", *SMALL_IMAGES, "--root", "pets")
-    scores = [{key: value for key, value in found.items() if key.startswith("test/")} for found in (result, alike)]
-    assert scores[0] == scores[1]
-    assert "test/acc" in scores[0]
+    assert "test/acc" in result
     checkpoint = result["path"].parent / "checkpoints/best.ckpt"
     kvt("predict", "--ckpt_path", str(checkpoint), "--root", name)
     [predictions] = result["path"].parent.rglob("predictions.csv")
@@ -470,16 +466,6 @@ def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(
     (path,) = folder.rglob("predictions.csv")
     (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
     assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}
-
-
-def test_a_run_on_a_text(experiment):
-    rows = {"text": ["To be, or not to be: that is the question."] * 12}
-    name = write_documents("tale", train=rows)
-    found = experiment("characters", *SMALL["characters"], "--text", name)
-    Path("tale.txt").write_text("\n".join(rows["text"]))
-    alike = experiment("characters", *SMALL["characters"], "--text", "tale.txt")
-    assert found["content"] == alike["content"]
-    assert found["val/bpc"] == alike["val/bpc"]
 
 
 @pytest.mark.parametrize("name", ["hf:owner/tale", "hf:./broken"])
