@@ -100,14 +100,6 @@ def test_the_attentions_and_scores_are_as_many_as_the_pages_say():
     assert f"[{spell(len(ATTENTION.keys() - named))} more](docs/idea.md)" in page("README.md")
 
 
-def test_every_form_can_be_filled_in():
-    forms = [path for path in (REPOSITORY / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
-    for path in forms:
-        form = yaml.safe_load(path.read_text())
-        assert {"name", "description"} <= {*form}
-        assert len({part["id"] for part in form["body"]}) == len(form["body"])
-
-
 def test_the_workflows_run_what_runs_anywhere():
     for name in ("ci", "nightly"):
         workflow = yaml.safe_load((REPOSITORY / f".github/workflows/{name}.yml").read_text())

@@ -97,14 +97,6 @@ def test_a_wrong_type_is_the_users_mistake(how, in_tmp_dir):
         WRONG[how]()
 
 
-def test_a_setting_that_does_not_exist_has_three_neighbours_all_of_them_settings():
-    with pytest.raises(UserError) as told:
-        REVERSE.changed(foo=1)
-    nearest = str(told.value).partition(": the nearest are ")[2].split(", ")
-    assert len(nearest) == 3
-    assert all(name in REVERSE.sections["model"] | REVERSE.sections["data"] | REVERSE.trainer for name in nearest)
-
-
 def test_a_notebook_has_one_bar(in_tmp_dir, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     sizes = {"train_size": 64, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "max_epochs": 1}

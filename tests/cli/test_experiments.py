@@ -19,7 +19,7 @@ from kvt.cli.main import main
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.folder import claim_version
 from kvt.tasks import ImageTask
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow
 
 PAGES = ("answer", "lacks", "retrofit", "claims", "efficientnet_features")  # scripts that are no task
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if path.stem not in PAGES)
@@ -28,7 +28,10 @@ CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
 
 @pytest.mark.parametrize(
     ("config", "attn"),
-    [*((name, "kv+pos") for name in CONFIG_NAMES), *(("translation", attn) for attn in ATTENTION if attn != "kv+pos")],
+    [
+        *((name, "kv+pos") for name in CONFIG_NAMES),
+        *slow(*(("translation", attn) for attn in ATTENTION if attn != "kv+pos")),
+    ],
 )
 def test_every_task_and_every_attention_runs(experiment, in_tmp_dir, config, attn):
     assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *SMALL[config]) == {}
@@ -185,20 +188,12 @@ def test_two_processes_take_the_steps_of_one_with_twice_the_batch(in_tmp_dir, sc
     assert scores[1] == pytest.approx(scores[0], rel=1e-9)
 
 
-def test_fit_alone_leaves_the_test_split_untouched(kvt, in_tmp_dir):
-    kvt("fit", "--config", str(CONFIGS / "reverse.yaml"), *SMALL_LISTS)
-    (result,) = in_tmp_dir.rglob("result.json")
-    metrics = json.loads(result.read_text())
-    assert "val/acc" in metrics
-    assert "test/acc" not in metrics
-
-
 def test_print_config_is_a_configuration(kvt, capsys, in_tmp_dir):
     run_words(["fit", "--config", str(CONFIGS / "cifar10.yaml"), "--attn", "qkv", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["attn"] == "qkv"
 
 
-@pytest.mark.parametrize("script", [path.stem for path in SCRIPTS])
+@pytest.mark.parametrize("script", [SCRIPTS[0].stem, *slow(*(path.stem for path in SCRIPTS[1:]))])
 def test_help_names_the_settings_of_the_task(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
     with pytest.raises(SystemExit, match="0"):

@@ -27,19 +27,11 @@ FLAGS = [
         ["kvpos", "did you mean 'kv+pos'", "qkv, kv, kv+pos, kv+phase, qkv+pos, x-kv, q-kv"],
     ),
     ("reverse", ["--attn", "nowhere.to.be.Found"], ["attn", "nowhere"]),
-    ("reverse", ["--heads", "3"], ["heads=3", "dim=64", "1, 2, 4, 8"]),
     ("reverse", ["--task", "revers"], ["revers", "did you mean 'reverse'"]),
     ("reverse", ["--batch_size", "60000"], ["batch_size=60000"]),
     ("reverse", ["--lr", "-1"], ["lr=-1.0"]),
-    ("reverse", ["--lr", "nan"], ["lr", "nan"]),
     ("reverse", ["--lr", "fast"], ["--lr", "fast"]),
-    ("reverse", ["--dropout", "1.5"], ["dropout"]),
     ("reverse", ["--attn_kwargs.kv_head", "2"], ["kv_head", "did you mean 'kv_heads'"]),
-    ("reverse", ["--attn_kwargs.bias", "maybe"], ["bias=maybe", "boolean"]),
-    ("reverse", ["--attn", "kv+pos", "--attn_kwargs.pos", "learnt"], ["learnt", "did you mean 'learned'"]),
-    ("reverse", ["--attn", "identity", "--attn_kwargs.attend_self", "false"], ["attend_self=False", "Identity"]),
-    ("reverse", ["--attn_kwargs.rope", "0.3"], ["rope=0.3", "in pairs: choose rope=0.25 or 0.375"]),
-    ("characters", ["--positions", "rope"], ["unknown positions 'rope'", "learned, sinusoidal, rotary, none"]),
     ("reverse", ["--lr"], ["--lr"]),
     ("reverse", [""], ["unrecognized arguments"]),
     ("reverse", ["--seed", "-1"], ["--seed -1"]),
@@ -60,7 +52,6 @@ FLAGS = [
     ("reverse", ["--pictures", "4"], ["--pictures", "see --help"]),
     ("reverse", ["--model", "ImageTask"], ["ImageTask", "does not fit"]),
     ("cifar10", ["--milestones", "[-5]"], ["milestones"]),
-    ("cifar10", ["--val_size", "nan"], ["val_size"]),
     ("reverse", ["--max_epoch", "2"], ["--max_epoch", "did you mean --max_epochs"]),
     ("reverse", ["--dropout_rate", "0.1"], ["--dropout_rate", "did you mean --dropout?"]),
     ("reverse", ["--batch", "2"], ["--batch", "did you mean --batch_size"]),
@@ -70,22 +61,17 @@ FLAGS = [
     ("reverse", ["--ckpt_path", "nowhere.ckpt"], ["--ckpt_path", "nowhere.ckpt"]),
     ("cifar10", ["--patch", "5"], ["patch=5", "32x32"]),
     ("cifar10", ["--image_size", "0"], ["image_size=0"]),
-    ("cifar10", ["--mean", "[0.5, 0.5]"], ["mean=[0.5, 0.5]", "3 channels"]),
-    ("cifar10", ["--root", "nowhere"], ["nowhere: no such folder"]),
     *((task, [flag, ""], ["empty path"]) for task, flag in (("cifar10", "--root"), ("characters", "--text"))),
     ("reverse", ["--data_dir", ""], ["empty path"]),
     ("reverse", ["--default_root_dir", ""], ["empty path"]),
     ("reverse", ["--ckpt_path", ""], ["--ckpt_path"]),
     ("reverse", ["--resume", ""], ["--resume"]),
-    ("characters", ["--text", "nowhere.txt"], ["nowhere.txt", "missing"]),
     ("characters", ["--text", "."], ["folder"]),
     ("characters", ["--text", "~nobody_here/x.txt"], ["~nobody_here", "unknown user"]),
     ("characters", ["--length", "5000"], ["516 characters", "length=5000"]),
-    ("characters", ["--val_size", "0.001"], ["val_size=0.001"]),
     ("anomaly", ["--set_size", "2"], ["set_size=2", "at least 3"]),
     ("anomaly", ["--anomaly_position", "first"], ["'first'", "random, last"]),
     ("anomaly", ["--backbone", "resnet43"], ["'resnet43'", "did you mean 'resnet34'"]),
-    ("anomaly", ["--features", "nowhere.pt"], ["nowhere.pt is missing"]),
     ("anomaly", ["--features", "nowhere.pt", "--weights", "nowhere.pth"], ["drop --root and --weights"]),
     ("translation", ["--source", "it"], ["'it'", "de, en, fr, cs"]),
 ]
@@ -138,13 +124,13 @@ def test_commands_that_need_a_checkpoint(mistake, command):
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-@pytest.mark.parametrize(("flag", "was", "now"), [("--seed", 0, 1), ("--val_size", 6, 7)])
-def test_a_checkpoint_is_not_measured_on_another_split(mistake, trained, small_data, command, flag, was, now):
+def test_a_checkpoint_is_not_measured_on_another_split(mistake, trained, small_data, command):
     """In which images of the training would be among those of the validation."""
     words = [command, "--ckpt_path", str(trained("cifar10")), "--data_dir", str(small_data), *QUIET]
-    found = mistake(lambda: run(lambda: run_words([*words, flag, str(now)])))
-    assert f"made with {flag[2:]}={was}" in found
-    assert "drop the flag" in found
+    for flag, was, now in (("--seed", 0, 1), ("--val_size", 6, 7)):
+        found = mistake(lambda flag=flag, now=now: run(lambda: run_words([*words, flag, str(now)])))
+        assert f"made with {flag[2:]}={was}" in found
+        assert "drop the flag" in found
     run(lambda: run_words([*words, "--batch_size", "5"]))
 
 
