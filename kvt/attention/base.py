@@ -341,7 +341,7 @@ class Attention(nn.Module):
         if projected.shape[-1] % width:
             found = f"the output of projection.{name} has {projected.shape[-1]} channels, not a multiple of {width}"
             raise UserError(f"{type(self).__name__}: {found}: do not split that projection with tensor parallelism")
-        return projected.unflatten(-1, (-1, width)).transpose(1, 2)
+        return projected.view(*projected.shape[:-1], -1, width).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the query of all heads. If a shared key acts as query, repeat it for the heads of its group."""

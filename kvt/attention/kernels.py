@@ -18,6 +18,8 @@ from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
 """For each value of `fast_products`: the largest number of keys for which a CPU's fused kernel is slower."""
+ONE_QUERY = 4096
+"""The largest number of entries in all maps for which a CPU's fused kernel is faster, if there is a single query."""
 
 
 _explicit = False
@@ -47,7 +49,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p if self.training else 0.0)
+        return dropout(x, self.p) if self.training else x
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -190,8 +192,12 @@ def dot_product_attention(
     # `product` reads shared keys once for all heads of a group; exported graphs cannot choose by length
     if _explicit or torch.compiler.is_exporting():
         small = _explicit
+    elif num_queries == 1 and on_cpu:  # with gradients, the explicit map has second derivatives
+        small = torch.is_grad_enabled() or q.shape[0] * q.shape[1] * num_keys > ONE_QUERY
+        if bias is not None and not small:
+            pair_bias, bias = True, bias.expand(*q.shape[:2], 1, num_keys)  # with three dimensions it is not fused
     else:
-        small = (num_queries == 1 and (on_cpu or grouped)) or max(num_queries, num_keys) <= limit
+        small = (num_queries == 1 and grouped) or max(num_queries, num_keys) <= limit
     if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory, KVCache
+from kvt.attention.kernels import dot_product_attention, explicit_maps
 from kvt.system.errors import UserError
 from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, cases
 
@@ -82,3 +83,17 @@ def test_a_cached_context_is_projected_once(name, case, source):
     assert_close(torch.cat(pieces, dim=1), whole)
     assert_close(torch.cat(maps, dim=2), whole_maps)
     assert cache.length == source
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [None, (1, 1, 7), (4, 1, 7), (2, 1, 1, 7)])
+@torch.no_grad()
+def test_one_query_is_the_same_by_the_fused_kernel_and_by_its_map(kv_heads, masked, shape):
+    q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, kv_heads, 7, 8), torch.randn(2, kv_heads, 7, 8)
+    mask = torch.arange(7).expand(2, 1, 1, 7) < torch.tensor([3, 0]).view(2, 1, 1, 1) if masked else None
+    bias = None if shape is None else torch.randn(shape)
+    settings = {"scale": 0.3, "gain": torch.full((1, 1, 1), 1.5), "bias": bias, "p": 0.0}
+    fused = dot_product_attention(q, k, v, mask, True, True, **settings)
+    with explicit_maps():
+        assert_close(fused, dot_product_attention(q, k, v, mask, True, True, **settings))

@@ -5,6 +5,7 @@ import shutil
 import attention
 import decoding
 import loss
+import nanogpt
 import overhead
 import pipeline
 import pytest
@@ -250,3 +251,14 @@ def test_the_overhead_of_a_step_is_printed(capsys):
     overhead.main(["--steps", "60", "--dim", "8", "--batch_size", "4"])
     *_, bare, ours, _, _ = capsys.readouterr().out.splitlines()
     assert all(float(line.split(" | ")[1].split(" ")[0]) > 0 for line in (bare, ours))
+
+
+@pytest.mark.slow
+def test_kvt_trains_beside_another_program_that_prints_its_times(tmp_path, capsys):
+    for name in nanogpt.FILES:
+        (tmp_path / name).touch()
+    (tmp_path / "train.py").write_text("for n in range(3):\n    print(f'iter {n}: loss 4.1, time 10.00ms, mfu 1.00%')")
+    nanogpt.main([str(tmp_path), "--sizes", "small", "--attn", "kv", "--steps", "15", "--repeats", "1"])
+    row = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert [word.strip() for word in row[1:4]] == ["small", "kv", "76,800"]  # 12 texts of 64 symbols in 10 ms
+    assert float(row[4].replace(",", "")) > 0
