@@ -126,5 +126,5 @@ def _read(folder: str) -> "StoredRun":
 def _answer(question: str) -> bool:
     try:
         return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
+    except (EOFError, RuntimeError):  # the end of standard input, and a closed one
         return False

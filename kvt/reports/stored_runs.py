@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from kvt.reports.class_defaults import defaults_of
 from kvt.run.config import RunConfig, bare, in_short, read_paths
 from kvt.run.folder import best_checkpoint, is_in_use, last_checkpoint
 from kvt.run.sections import BUILT, GIVEN, TRAINER, Sections
@@ -20,7 +21,6 @@ from kvt.system.console import say, table
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, parse_yaml, yaml_line, yaml_names
 from kvt.system.quoting import one_line, printable, shell_word
-from kvt.system.signatures import defaults_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
         f"{section}.{name}": value
         for section, path in paths.items()
         if path.startswith("kvt.")
-        for name, value in defaults_of("kvt", "tasks", path.rpartition(".")[2]).items()
+        for name, value in defaults_of(path.rpartition(".")[2]).items()
         if name not in GIVEN
     }
     same = {name: sections for name, (classes, sections) in _packaged().items() if classes == paths}

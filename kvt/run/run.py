@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder, Row
 from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
-from kvt.run.sections import LIGHTNING, TEACHER, TRAINER_DEFAULTS, plain
+from kvt.run.sections import TEACHER, TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
@@ -279,7 +280,8 @@ def make_trainer(
         first: callbacks before those of the configuration.
         changes: Trainer settings that replace those of the configuration.
     """
-    settings = {**LIGHTNING, **TRAINER_DEFAULTS, **config.trainer, **changes}
+    usual = {name: one.default for name, one in signature(L.Trainer).parameters.items()}
+    settings = {**usual, **TRAINER_DEFAULTS, **config.trainer, **changes}
     try:
         settings |= trainer_objects(settings)
         settings["profiler"] = settings.get("profiler") or NoProfiler()

@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any
 
 from kvt.system.errors import UserError
-from kvt.system.signatures import defaults_of
 
 Sections = dict[str, Any]
 """Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
@@ -34,8 +33,6 @@ RUN_FLAGS = {
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer's settings whose defaults are not Lightning's."""
-LIGHTNING = defaults_of("lightning", "pytorch/trainer/trainer.py", "Trainer")
-"""All settings of the Trainer, with Lightning's defaults."""
 KEPT = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
@@ -43,11 +40,13 @@ KEPT = (
 )
 """The Trainer's settings that checkpoints keep: lengths, limits, precision and gradient clipping."""
 TRAINER = {
-    f"trainer.{name}": TRAINER_DEFAULTS.get(name, default)
-    for name, default in LIGHTNING.items()
-    if name in KEPT
-    or name
-    in ("accelerator", "benchmark", "callbacks", "detect_anomaly", "deterministic", "reload_dataloaders_every_n_epochs")
+    **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
+    **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
+    **{"trainer.max_time": None, "trainer.limit_train_batches": None, "trainer.limit_val_batches": None},
+    **{"trainer.limit_test_batches": None, "trainer.overfit_batches": 0.0, "trainer.val_check_interval": None},
+    **{"trainer.check_val_every_n_epoch": 1, "trainer.log_every_n_steps": 20, "trainer.accumulate_grad_batches": 1},
+    **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
+    **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
 """The defaults of the Trainer settings that may change a run's result; others concern processes, output and folders."""
 

@@ -1,15 +1,16 @@
 """Flags and defaults that are read from the source alone are those of the parser."""
 
 import re
+from inspect import signature
 
 import pytest
+from lightning import Trainer
 
 from kvt.cli.lightning_cli import read_words
-from kvt.run.sections import GIVEN, LIGHTNING
+from kvt.reports.class_defaults import defaults_of
+from kvt.run.sections import GIVEN, TRAINER, TRAINER_DEFAULTS
 from kvt.run.settings import settings_parser
 from kvt.system.errors import UserError
-from kvt.system.signatures import defaults_of
-from kvt.tasks import ListTask
 from kvt.tasks.base import known_classes
 
 
@@ -17,16 +18,12 @@ from kvt.tasks.base import known_classes
 def test_defaults_in_the_source_are_those_of_the_signature(name):
     parser = settings_parser(**{"model": known_classes()[name]})
     taken = {key.removeprefix("model."): value for key, value in parser.get_defaults().as_dict()["model"].items()}
-    assert {key: value for key, value in defaults_of("kvt", "tasks", name).items() if key not in GIVEN} == taken
+    assert {key: value for key, value in defaults_of(name).items() if key not in GIVEN} == taken
 
 
-def test_lightnings_settings_are_found():
-    parser = settings_parser(model=ListTask)
-    assert {f"trainer.{name}" for name in LIGHTNING} == {
-        action.dest
-        for action in parser._actions
-        if action.dest.startswith("trainer.") and not action.dest.endswith(".help")
-    }
+def test_defaults_of_the_trainer_are_lightnings():
+    usual = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()} | TRAINER_DEFAULTS
+    assert {name: usual[name.removeprefix("trainer.")] for name in TRAINER} == TRAINER
 
 
 @pytest.mark.parametrize(
