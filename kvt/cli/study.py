@@ -153,6 +153,8 @@ def reproduce(
     if not chosen:
         raise UserError(f"pass tables or figures, or --all: {', '.join(names_of_all)}")
     if strange := [name for name in chosen if name not in names_of_all]:
+        if with_table := {"figure2": "table2", "figure4": "table3"}.get(strange[0]):
+            raise UserError(f"{strange[0]} is in the report of {with_table}: kvt reproduce {with_table}")
         raise unknown("table or figure", strange[0], names_of_all)
     root, make, failed = _root(folder), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:

@@ -54,6 +54,8 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
         progress = tqdm.wrapattr(answer, "read", total=answer.length, desc=path.name, disable=None)
         with progress as content, part.open("wb") as file:
             shutil.copyfileobj(content, file)
+        if answer.length:  # bytes that the server has announced and not sent
+            raise OSError(f"the connection closed {answer.length:,} bytes before the end; try again")
         if sha256_of(part) != remote.sha256:
             raise OSError("its SHA-256 is not that of the published file")
         if unpack:

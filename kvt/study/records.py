@@ -114,6 +114,8 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
     Rows have the order of the grid, followed by rows of runs that are no longer in the grid. If there are no new
     results, nothing is written.
     """
+    if (folder / RESULTS).is_file() and not (folder / MANIFEST).exists():
+        raise UserError(f"--out {folder}: its {RESULTS} was not written by kvt study record: choose another folder")
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):

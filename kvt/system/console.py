@@ -32,7 +32,8 @@ IGNORED_WARNINGS = (
     "sync_dist=True",  # the means are synchronised before they are logged
 )
 UNION = re.compile(
-    r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - (.*?)"
+    r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - "
+    r"(?:Expected a <class 'list'> - (?=Option))?(.*?)"
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
 """jsonargparse's message for a value that fits no member of a Union type; only the first reason is shown."""

@@ -192,6 +192,8 @@ def require_types(values: Mapping[str, Any], cls: type) -> None:
 
 
 def first_mistake(error: "ValidationError") -> str:
-    """Return the location and the message of the first error in a pydantic ValidationError."""
-    first = error.errors(include_url=False)[0]
-    return ": ".join([*map(str, first["loc"]), first["msg"]])
+    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
+    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
+    mistakes = error.errors(include_url=False)
+    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key is missing, too
+    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])

@@ -300,7 +300,7 @@ def test_outputs_are_checked_before_anything_is_read(mistake, monkeypatch):
     Path("reports").touch()
     monkeypatch.setattr("kvt.study.runner.make_runs", lambda *_, **__: pytest.fail("they were made"))
     monkeypatch.setattr("sys.argv", ["kvt", "reproduce", "table2", "--scale", "smoke", "--folder", "."])
-    assert "reports is not a folder" in mistake(main)
+    assert "reports is not a folder: choose another" in mistake(main)
 
 
 def test_a_bug_of_ours_keeps_its_traceback():

@@ -44,7 +44,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch,
         if trouble == "wrong content":
             server.files[served] = content[:-1] + b"?"
         elif trouble == "cut short":
-            server.sent = 0.5
+            server.sent, reason = 0.5, "bytes before the end; try again"
         elif trouble == "not found":
             server.files, reason = {}, "404"
         elif trouble == "no server":

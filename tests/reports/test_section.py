@@ -81,7 +81,7 @@ def test_a_section_that_fails_is_named_with_the_traceback_of_its_own_code(grid, 
     ("keys", "told"),
     [
         ({"sections": "notes"}, "tiny.yaml: sections: Input should be a valid list"),
-        ({"tables": [{"metrics": "test/acc"}]}, "tiny.yaml: tables: 0: metric: Field required"),
+        ({"tables": [{"metrics": "test/acc"}]}, "tiny.yaml: tables: 0: metrics: there is no such key"),
         ({"tables": [{"metric": "test/acc", "margin": 0}]}, "tables: 0: margin: Input should be greater than 0"),
         ({"sections": ["note"]}, "section of tiny: 'note': did you mean 'notes'"),
         ({"sections": ["nowhere.slowest"]}, "no module 'nowhere'"),

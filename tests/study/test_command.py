@@ -51,6 +51,7 @@ def kvt(words: str) -> None:
         ("study report tiny.yaml other/tiny.yaml", "reports/tiny-all: write one at a time"),
         ("study report tiny.yaml tiny.yaml --out x", "2 reports would be in x: write one at a time"),
         ("reproduce", "pass tables or figures, or --all: cache, cycles, directions, figure3"),
+        ("reproduce figure4 --dry_run", "figure4 is in the report of table3: kvt reproduce table3"),
         ("reproduce table4", "unknown table or figure 'table4': did you mean"),
         ("reproduce table2 --scale huge", "table2.yaml: unknown --scale 'huge'"),
         ("study run tiny.yaml --only sort", "--only sort: expected settings with a value"),

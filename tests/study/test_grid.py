@@ -249,15 +249,19 @@ def test_a_grid_without_scales_has_one(write):
     assert len(grid.runs) > 1
 
 
+WRONG = {"class_path": "EMAWeightAveraging", "init_args": {"dekay": 0.99}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"axis": {}}, "mine.yaml: axis: Extra inputs are not permitted"),
+        ({"axis": {}}, "mine.yaml: axis: there is no such key"),
         ({"axes": {"dims": [16]}}, "mine.yaml: unknown setting of reverse: 'dims': did you mean 'dim'?"),
         ({"axes": {"devices": 2}}, "unknown setting of reverse: 'devices'"),
         ({"tasks": ["revers"]}, "no such file"),
         ({"tasks": ["sort", f"{CONFIGS}/sort.yaml"]}, "2 are called sort"),
         ({"axes": {"dim": ["wide"]}}, "--dim"),
+        ({"axes": {"callbacks": WRONG}}, "mine.yaml: --callbacks: Option 'dekay' is not accepted"),
         ({"axes": {"lr": [0.1, float("nan")]}}, "mine.yaml: --lr=nan must be finite"),
         ({"axes": {"lr": "1e400"}}, "mine.yaml: --lr=inf must be finite"),
         ({"axes": {"length": None}}, "mine.yaml: length=None does not fit DigitLists: Input should be a valid integer"),

@@ -308,7 +308,7 @@ def rewrite(name: str, change) -> None:
 SPOILED = {
     "a column is missing": (
         lambda: rewrite("results.csv", lambda table: table.replace(b",seconds,", b",hours,")),
-        "line 2: seconds: Field required",
+        "line 2: seconds: this key is missing",
     ),
     "numbers were edited": (
         lambda: (KEPT / "results.csv").write_bytes((KEPT / "results.csv").read_bytes().replace(b"0.75", b"0.95")),
@@ -363,10 +363,14 @@ def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
         ("record tiny.yaml --from runs", "are required: --out"),
         ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),
         ("record tiny.yaml --out other --from runs", "other: is a record of another at scale all"),
+        ("record tiny.yaml --out mine --from runs", "--out mine: its results.csv was not written by kvt study record"),
         ("report tiny.yaml --from other", "--from other: holds none of the 2 runs"),
     ],
 )
 @pytest.mark.usefixtures("other")
 def test_mistakes_are_one_line_and_nothing_is_written(mistake, words, message):
     Path("empty").mkdir()
+    Path("mine").mkdir()
+    Path("mine/results.csv").write_text("my own\n")
     assert message in mistake(lambda: kvt(f"study {words}"))
+    assert Path("mine/results.csv").read_text() == "my own\n"
