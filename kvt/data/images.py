@@ -54,7 +54,9 @@ def open_images(
         raise unknown("data set", dataset, sets)
     folder = data_dir / dataset
     if os.path.isdir(folder) and "train" in split_folders(folder)[0]:
-        return DecodedSource(list_folder(folder), data_dir, image_size)
+        source = DecodedSource(list_folder(folder), data_dir, image_size)
+        source.name = dataset  # the folder may be a link to a folder with another name
+        return source
     if image_size is not None:
         raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
     return KnownSource(dataset, sets[dataset], data_dir)

@@ -156,6 +156,9 @@ def test_open_images_chooses(tmp_path):
     write_folder(tmp_path / "data/cifar10")
     assert open_images("mnist", tmp_path / "data", tmp_path / "pets").name == "pets"
     assert isinstance(open_images("cifar10", tmp_path / "data"), DecodedSource)
+    (tmp_path / "data/cifar10").rename(tmp_path / "elsewhere")
+    (tmp_path / "data/cifar10").symlink_to(tmp_path / "elsewhere")
+    assert open_images("cifar10", tmp_path / "data").name == "cifar10", "a linked folder"
     assert isinstance(open_images("cifar100", tmp_path / "data"), KnownSource)
     assert "did you mean 'cifar10'?" in user_error(lambda: open_images("cifar_10", tmp_path / "data"))
 
