@@ -37,6 +37,12 @@ UNION = re.compile(
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
 """jsonargparse's message for a value that fits no member of a Union type; only the first reason is shown."""
+PLAIN = {
+    r"(?:- )?Expected a path but \S+ either not accessible or invalid - ": "",
+    r"Expected a dot import path string: (\S+?)(?=\. Got| - |$)": r"no class \1: check the name, or use its path",
+    r": (.+?) - \1(?=\. Got value|$)": r": \1",  # the same reason twice
+}
+"""Patterns in jsonargparse's messages about classes, and their replacements."""
 EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
 EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
 """The extra of kvt that installs a package, as in "kvt[hub]", by the package's name."""
@@ -305,6 +311,8 @@ class OneLineParser(ArgumentParser):
         message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
         message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
         message = UNION.sub(lambda match: ". Got value: ".join(filter(None, match.groups())), message)
+        for pattern, plain in PLAIN.items():
+            message = re.sub(pattern, plain, message)
         quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
         message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):

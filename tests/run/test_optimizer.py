@@ -151,6 +151,10 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch):
     assert "--optimizer torch.optim.Adadelta: If capturable=True" in mistake(fit, *capturable)
     assert "'lr' is not accepted" in mistake(fit, "--optimizer", "SGD", "--optimizer.lr", "1")
     assert "subclass of Optimizer" in mistake(fit, "--optimizer", "torch.nn.Linear")
+    assert "--optimizer: no class Mun: check the name" in mistake(fit, "--optimizer", "Mun")
+    assert "--optimizer: Problem with given class_path 'no.Such'" in mistake(fit, "--optimizer", "no.Such")
+    told = mistake(fit, "--callbacks+=EMAWeightAveragin")
+    assert told.count("no class EMAWeightAveragin: check the name") == 1
     assert "Settled makes its own" in mistake(fit, "--model", "settled_rate.Settled", "--optimizer", "SGD")
 
 
