@@ -27,7 +27,7 @@ def rates(config: kvt.RunConfig, folder: str) -> dict[int, float]:
 
 @pytest.mark.parametrize("task", ["reverse", "human_numbers", *slow("language_model")])
 def test_a_schedule_spans_the_longer_run(in_tmp_dir, task):
-    config = small(task, max_epochs=2, limit_train_batches=6, limit_val_batches=1)
+    config = small(task, max_epochs=2, batch_size=4, limit_train_batches=6, limit_val_batches=1)
     rates(config, "parent")
     longer = {"max_epochs": 4, "ckpt_path": "parent/checkpoints/last.ckpt"}
     child, whole = rates(config.changed(**longer), "child"), rates(config.changed(max_epochs=4), "whole")
@@ -38,7 +38,7 @@ def test_a_schedule_spans_the_longer_run(in_tmp_dir, task):
 
 
 def test_a_cycle_with_fewer_steps_than_were_taken_is_refused(in_tmp_dir):
-    config = small("human_numbers", max_epochs=2, batch_size=16)
+    config = small("human_numbers", max_epochs=2, batch_size=4, limit_train_batches=3, limit_val_batches=1)
     rates(config, "parent")
     fewer = {"limit_train_batches": 1, "max_epochs": 3, "ckpt_path": "parent/checkpoints/last.ckpt"}
     with pytest.raises(UserError, match="raise --max_epochs or --max_steps"):
