@@ -81,6 +81,7 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
         length, rows = sizes.pop("length"), len(weights["wte.weight"])
     except Exception as error:  # a damaged file may raise any exception
         raise _damaged(folder, error) from error
+    require_file(folder / "tokenizer.json", "save the model's tokenizer there with save_pretrained")
     tokens = _tokens(folder / "tokenizer.json", rows, config.get("eos_token_id"))
     if (count := len(tokens.pieces)) > rows:
         raise UserError(f"{folder}: tokenizer.json has {count} tokens, the embedding {rows} rows: use the model's own")

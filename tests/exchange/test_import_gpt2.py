@@ -189,6 +189,7 @@ REFUSED = {
     "scales": (with_tensor("transformer.h.1.mlp.c_fc.SCB", torch.zeros(24)), "c_fc.SCB"),
     "more tokens than rows": (with_tensor("transformer.wte.weight", torch.zeros(270, 16)), "280 tokens, .* 270 rows"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "theirs has no weights: expected"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "is missing: save the model's"),
     "a shard less": (lambda folder: (as_bin(folder, 2), (folder / "pytorch_model-1.bin").unlink()), "is missing: copy"),
 }
 
