@@ -65,7 +65,8 @@ a query, and one projection for key and value. Q=K=V has one projection for quer
   seeds, or over settings if there is one seed. R seeds have R − 1 degrees of freedom
   ([simulated coverage](reliability.md)).
 * A setting is left out if every attention is at the ceiling or at chance. If runs either solve a task or stay far from
-  it, we count solved runs and use an exact test.
+  it, we count solved runs and use an exact test. "KV − QKV: solved 2 against 4 of 4" means that 2 of 4 runs of KV and 4
+  of 4 runs of QKV are solved.
 * Verdicts are corrected for all comparisons of a report (Holm). Intervals are not. So an interval may exclude zero
   while the verdict is undecided.
 * *As good* means that the difference is within a margin. The margin is ± 1 point of accuracy: the paper calls its
@@ -74,8 +75,8 @@ a query, and one projection for key and value. Q=K=V has one projection for quer
   behind QKV in the notebook.
 * *Undecided* names the smallest margin that contains the interval.
 * CIFAR-100 and sort were undecided with three seeds, so we added seeds. Their p values are not corrected for this.
-* *Scale* counts the settings of the paper's grid, or of our own full grid, that we ran for a claim. "Others" are
-  settings that this grid does not have.
+* *Scale* counts the settings of the paper's grid, or of our own full grid, that we ran for a claim. "Other" settings
+  are not in this grid.
 * *Minutes* is the training time of the runs in the record, on one core beside other work. Repeated runs count once.
   The command runs the complete grid. If the record has a part of the grid ("for 98 of 105 runs"), the command takes
   longer.
@@ -429,15 +430,15 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
-    """Return the part of the full grid that these runs cover: settings, such as "8 of 36 settings", seeds, epochs."""
+    """Return the part of the full grid that these runs cover: such as "8 of the grid's 36 settings, 3 seeds"."""
     assert record.grid is not None
     made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}
     full = [run for run in read_grid(record.grid.name, FULL).runs if run.task in tasks]
     ours, theirs = ({_model(run) for run in runs} for runs in (made, full))
-    parts = [f"{len(ours & theirs)} of {len(theirs)} settings"]
+    parts = [f"{len(ours & theirs)} of the grid's {len(theirs)} settings"]
     if others := len(ours - theirs):
-        parts.append(f"{others} other{'s' * (others > 1)}")
+        parts.append(f"{others} other setting{'s' * (others > 1)}")
     seeds = len({run.seed for run in made})
     parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
     for name, noun in DURATION.items():

@@ -43,9 +43,9 @@ def explicit_maps() -> Iterator[None]:
 class Dropout(nn.Dropout):
     """Dropout: x · mask / (1 − p) in training, where a mask entry is 0 with probability p and 1 otherwise.
 
-    In evaluation the output is x. On a CPU, every mask entry is the comparison of 16 random bits with p · 2¹⁶, where
-    one random number of 64 bits serves four entries. This is three times as fast as torch's dropout. It rounds p to a
-    multiple of 2⁻¹⁶ below 1, in the mask and in the scale.
+    In evaluation the output is x. On a CPU, one random number of 64 bits gives four mask entries: each entry compares
+    16 random bits with p · 2¹⁶. This is three times as fast as torch's dropout. On a CPU, p is therefore rounded to a
+    multiple of 2⁻¹⁶ below 1, both in the mask and in the factor 1 / (1 − p).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
     fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
     if mask.dtype != torch.bool or not fits:
         raise UserError(
-            f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape} or 1 in place "
-            "of any, True where a query may attend to a key: write mask[:, None, None] for (B, M), mask[None, None] "
-            "for (N, M), bias=mask for numbers that are added to the logits"
+            f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape}; any size "
+            "may be 1; True where a query may attend to a key. Write mask[:, None, None] for a mask of shape (B, M), "
+            "mask[None, None] for (N, M), and bias=mask for numbers to add to the logits"
         )
 
 

@@ -33,7 +33,10 @@ class Variant(NamedTuple):
 def compare(
     cost: Cost, variants: Sequence[Variant], n: int, d: int, *, batch: int, pos_dim: int, repeats: int, device: str
 ) -> list[dict[str, Any]]:
-    """Return a row of `csv_columns` for each variant, for n tokens and width d; "note" may be "out of memory"."""
+    """Measure each variant with n tokens of width d; return a row for each, with the columns `csv_columns`.
+
+    The column "note" is "out of memory" if a variant does not fit into memory.
+    """
     common = dict.fromkeys(csv_columns(cost)) | {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
     calls: dict[tuple[int, str], Callable[[], object]] = {}

@@ -145,7 +145,10 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
 
 def allocations(step: Callable[[], object]) -> list[int]:
-    """Return the bytes of each allocation (> 0) and release (< 0) in a call on a CPU, in order, including kernels'."""
+    """Return the bytes of each allocation (> 0) and each release (< 0) in a call on a CPU, in order.
+
+    Memory that torch's kernels allocate inside an operation counts, too.
+    """
     kinds = [ProfilerActivity.CPU]
     # without acc_events, torch 2.11 warns that the next profiling cycle loses the events
     with profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:

@@ -113,7 +113,10 @@ def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Va
 
 
 def _variant(words: str, heads: int, kv_heads: int) -> Variant:
-    """Parse an attention, such as "mla" or "mla,rank=128", into a variant with these heads, named as in reports."""
+    """Return the variant for an attention such as "mla" or "mla,rank=128", with its name in reports.
+
+    The variant has `heads` heads, and `kv_heads` heads of keys and values if the attention has this setting.
+    """
     name, settings = parse_attention(words)
     grouped = not settings and "kv_heads" in keyword_arguments(find_attention(name))
     details = [f"{setting} {value}" for setting, value in settings.items()]

@@ -60,7 +60,10 @@ def _all_words() -> ArgumentParser:
 
 
 def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str, Sequence[str]]) -> None:
-    """Add flags to a parser; a shell completes a flag's value from the choices for its name, else from files."""
+    """Add flags to a parser.
+
+    For the value of a flag, a shell offers the `choices` of the flag's name. Without such choices, it offers files.
+    """
     for action in actions:
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
         if flag in parser._option_string_actions or "." in flag:  # duplicates, and help on a class

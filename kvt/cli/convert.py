@@ -36,7 +36,7 @@ def convert(
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
-        attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase; the run's must be qkv, kv, q-kv or k.
+        attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase. The run's attention must be qkv, kv, q-kv or k.
         how: how to merge projections. keep_k keeps the key's projection, keep_v the value's. mean takes their mean.
             least_squares starts from the mean and fits each layer's output on 64 training examples of the run, in 50
             steps of L-BFGS.

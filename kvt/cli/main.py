@@ -188,10 +188,10 @@ def maps(
         example: number of the validation example; on a page, of the first example.
         examples: number of examples on a page, at most as many as the split has.
         data_dir: folder of the data sets; default: the run's.
-        root: path of the run's folder of data, if it was moved.
-        text: path of the run's text, if it was moved.
-        features: path of the run's file of features, if it was moved.
-        weights: path of the run's weights of the backbone, if they were moved.
+        root: new path of the run's folder of data, if the folder was moved.
+        text: new path of the run's text, if the text was moved.
+        features: new path of the run's file of features, if the file was moved.
+        weights: new path of the backbone's weights, if they were moved.
         attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
         data: import path of your data class, such as my_task.MyData, if the checkpoint uses one.

@@ -15,8 +15,8 @@ class Routed(QSharedKV):
     x. But its initial scores are smaller.
 
     Args:
-        std: R is initialised from N(0, std²). The authors' trial in which four heads fail uses 0.02. With std =
-            1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²). The default 0.02 is the value of the authors' trial, in which a model
+            with four heads fails. With std = 1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

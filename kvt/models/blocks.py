@@ -66,7 +66,8 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-Expansion = int | float  # not only float: the parser must keep 4 as 4, which is in the names of recorded runs
+# With float alone, the parser would turn 4 into 4.0. The names of recorded runs contain 4.
+Expansion = int | float
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,9 @@ def _packaged() -> Mapping[str, tuple[dict[str, str], Sections]]:
 def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
     """Return the default settings of a task, by the names of `RunConfig.flat`, without importing its classes.
 
-    The settings are the defaults of kvt's classes and the values of the task's YAML. The YAML has the name of the task
-    or a prefix of it. Otherwise it is the only YAML with these classes.
+    The settings are the defaults of kvt's classes and the values of the task's YAML file. Only files with these classes
+    count. The chosen file has the task's name, or the longest name that begins the task's name. If no file has such a
+    name, and only one file has these classes, this file is chosen.
     """
     paths = dict(zip(BUILT, (model, data), strict=True))
     defaults = {

@@ -59,7 +59,8 @@ class RunCheckpoint(ModelCheckpoint):
 class BestCheckpoint(RunCheckpoint):
     """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`, the latest of several equal values.
 
-    Unlike `ModelCheckpoint`, a resumed run keeps its best checkpoint after its folder has moved.
+    If a run's folder has moved and the run is resumed, this callback still knows the best checkpoint. Lightning's
+    `ModelCheckpoint` forgets it.
     """
 
     def __init__(self, claim: StartRun, recorder: Recorder, task: Task) -> None:

@@ -278,7 +278,7 @@ class RunConfig:
 
     @property
     def sections(self) -> Sections:
-        """The settings by section, without the classes."""
+        """The settings by section. The sections of BUILT have their `init_args`, without `class_path`."""
         return {**vars(self), **{name: getattr(self, name)["init_args"] for name in BUILT}}
 
     def as_dict(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def thinned(rows: list[Row]) -> list[Row]:
 
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
-    """Return the sums and counts of the training means since the last log, by metric."""
+    """Return, by metric, the state of the running mean over the training since the last log: its sum and its count."""
     means = {name: task.means[f"train/{name}"] for name in _trained(task)}
     return {name: mean.metric_state for name, mean in means.items() if mean.update_called}
 

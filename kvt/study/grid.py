@@ -22,9 +22,10 @@ from kvt.system.quoting import printable
 
 Axes = dict[str, list[Any]]  # values by setting; a value that is a mapping sets several settings at once
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""Values at a scale and at full scale that differ, by "<task>: <setting>", "study: seeds" and "study: tasks".
+"""The differences between a scale and the full scale: the values at the scale, and the values at the full scale.
 
-"<task>: <ATTENTIONS>" has the attentions that only one of the two scales has."""
+A key is "<task>: <setting>", "study: seeds" or "study: tasks". "<task>: <ATTENTIONS>" has the attentions that only one
+of the two scales has."""
 
 ATTENTIONS = "attentions of one scale alone"
 OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
@@ -122,7 +123,7 @@ class TaskFile:
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by short name, parsed to the types of their classes; raise UserError if they are invalid."""
+        """Return settings, by short name, with the types that classes declare; raise UserError if one is invalid."""
         attn, arguments = parse_attention(str(settings.get("attn")))
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
         if strange := [name for name in settings if name not in self.section_of]:

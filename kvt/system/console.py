@@ -56,7 +56,7 @@ STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 FIRST_ERROR = "KVT_FIRST_ERROR"
 """The environment variable with the path of a file that the first failing process of a run creates.
 
-Only the process that creates the file prints its error.
+Only this process prints its error.
 """
 
 
@@ -319,7 +319,8 @@ class OneLineParser(ArgumentParser):
             bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
             names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
-            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)  # compared without the common hyphens
+            # compared without "--": these two characters of every flag would make all flags look similar
+            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)
             message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex
 

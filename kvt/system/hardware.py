@@ -132,8 +132,9 @@ def end_search_for_gpus() -> None:
 class MetaParameters(TorchFunctionMode):
     """Context manager: put tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
 
-    Unlike under `torch.device("meta")`, other factory functions return real tensors, whose values a constructor may
-    need: Swin computes its drop rates by `torch.linspace(...)`.
+    `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
+    `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
+    by `torch.linspace(...)`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

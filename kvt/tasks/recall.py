@@ -46,7 +46,7 @@ class Questions(NamedTuple):
 
     symbols: Tensor
     answers: Tensor  # the symbol to predict at this position; `IGNORE` if there is no question
-    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if one is missing
+    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if either is missing
 
 
 def blank(rows: int, length: int) -> Questions:
@@ -178,8 +178,9 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
     """Generate fuzzy in-context recall (Poli et al. 2024, §3.1): keys and values are motifs of 1 to `motif` symbols.
 
     The symbols of a motif are distinct. The symbol V − 1 fills the beginning of the sequence. Half of the other symbols
-    belong to keys, and half to values. If a key occurred before, the symbols of its value are answers, as in next-token
-    prediction: the answer at a position is the next symbol. The last key always occurred before.
+    belong to keys, and half to values. If a key has occurred before, the symbols of its value are to be predicted. The
+    answer at a position is the next symbol, as in next-token prediction. The last key of a sequence has always occurred
+    before.
     """
     half = (vocab - 1) // 2
     tokens, sizes = _motifs(half, motif)  # (M, motif), (M): motifs of keys; `half` is added for motifs of values
@@ -428,7 +429,7 @@ class Recall(TaskData):
         return found
 
     def _draw(self, length: int, rows: int, generator: Generator) -> Questions:
-        parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # at most 10,000 at once, to save memory
+        parts = torch.arange(rows).tensor_split(rows // 10_000 + 1)  # at most 10,000 rows at once, to save memory
         made = [TASKS[self.task_name](self, len(part), length, generator) for part in parts]
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 

@@ -141,8 +141,9 @@ def draw_maps(
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
     """Add `looked_at`, averaged over batches, and `symmetric` to self-attention layers; return all layers.
 
-    If all other positions are masked, a position's `looked_at` is the position itself. A layer is not changed if the
-    maps of a batch have another size than the layer's, which happens with padded batches.
+    If all other positions are masked, a position's `looked_at` is the position itself. Maps of another size than the
+    layer's own maps do not count, such as maps of a batch with more padding. A layer is returned unchanged if no batch
+    has maps of its size.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
