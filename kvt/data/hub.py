@@ -1,19 +1,22 @@
 """Read data sets with Hugging Face's library `datasets`, by the names hf:NAME or hf:NAME:CONFIGURATION.
 
 NAME is a data set on the Hugging Face hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is
-read in its present state, not from an older cache of `datasets`. #image=COLUMN,label=COLUMN or #text=COLUMN at the end
-of the name chooses columns.
+read in its present state, not from an older cache of `datasets`. Files outside the folder are never read, even if a
+file inside refers to them. #image=COLUMN,label=COLUMN or #text=COLUMN at the end of the name chooses columns.
 """
 
 import glob
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvt.data.image_files import ImageFile, Listing
@@ -77,7 +80,7 @@ def list_images(named: str) -> Listing:
             raise UserError(f"{is_what}, but train has no image of this class: remove such images")
         encoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         found[split] = [
-            ImageFile(f"{named} {split}[{i}]", classes[value], partial(_content, encoded, image, i))
+            ImageFile(f"{named} {split}[{i}]", classes[value], partial(_content, encoded, image, i, _parse(named).name))
             for i, value in enumerate(values)
         ]
     files = [file["filename"] for rows in splits.values() for file in rows.cache_files]
@@ -134,8 +137,7 @@ class HubCorpus(Corpus):
 
     @property
     def identity(self) -> str:
-        files = [file["filename"] for rows in self._splits.values() for file in rows.cache_files]
-        return "\n".join([str(self.root), *(rows._fingerprint for rows in self._splits.values()), *files])
+        return "\n".join([str(self.root), *(f"{split} {rows._fingerprint}" for split, rows in self._splits.items())])
 
     def pieces(self) -> Iterator[Group]:
         for split, rows in self._splits.items():
@@ -229,16 +231,17 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
         raise UserError(f"{named}: no such folder")
     if name.isidentifier() and not os.path.isdir(name) and find_spec(f"datasets.packaged_modules.{name}"):
         raise UserError(f"{named}: {name} is the name of a file format: give the folder of the files, hf:FOLDER")
+    place = name
     try:
-        if configuration is None and os.path.isfile(os.path.join(name, datasets.config.DATASETDICT_JSON_FILENAME)):
-            # `load_dataset` would use one split's class names for all
-            found = dict(datasets.load_from_disk(name, keep_in_memory=False))
+        place = _snapshot(Path(name)) if os.path.isdir(name) else name
+        if configuration is None and os.path.isfile(os.path.join(place, datasets.config.DATASETDICT_JSON_FILENAME)):
+            found = _load_saved(place)
         else:
-            found = _load_files(name, configuration)
+            found = _load_files(place, configuration)
     except UserError as error:
         raise UserError(f"{named}: {error}") from error
     except Exception as error:  # the network and the readers of the formats raise errors of many types
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace(place, os.path.abspath(name)).split())
         remedy = "check the name and the network, or download it and give its folder, hf:FOLDER"
         raise UserError(f"{named} cannot be loaded ({reason:.300}): {remedy}") from error
     names, others = splits_among(found, named)
@@ -250,22 +253,24 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
     return splits
 
 
-def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
-    """Load a data set from the hub or from a folder; splits of Parquet or Arrow files keep their own class names.
-
-    `datasets` caches a folder by its path and the modification times of its files, and could return old content of a
-    file with an unchanged time. So each state of the files has a cache of its own.
-    """
+def _load_saved(folder: str) -> dict[str, "Dataset"]:
+    """Load a data set that DatasetDict.save_to_disk wrote; `load_dataset` would use one split's class names for all."""
     import datasets
 
-    cache = datasets.config.HF_DATASETS_CACHE
-    if os.path.isdir(place):
-        files = list_files(Path(place).resolve())
-        state = "".join(f"{os.fsencode(file)!r} {state_of(file)}\n" for file in files)
-        cache = Path(cache, "kvt", hashlib.sha256(state.encode()).hexdigest()[:16])
-    builder = datasets.load_dataset_builder(place, configuration, cache_dir=cache)
+    found = datasets.load_from_disk(folder, keep_in_memory=False)
+    for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
+            raise UserError(f"it refers to a file outside its folder: {file}")
+    return dict(found)
+
+
+def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
+    """Load a data set from the hub or from a folder; splits of Parquet or Arrow files keep their own class names."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(place, configuration)
     kind = type(builder.config).__name__.removesuffix("Config").lower()
-    whole: dict[str, Any] = {"cache_dir": cache, "keep_in_memory": False}  # regardless of environment variables
+    whole: dict[str, Any] = {"keep_in_memory": False}  # regardless of environment variables
     if kind == "csv":  # "NA" and "null" are ordinary words
         whole |= {"keep_default_na": False, "na_values": [""]}
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
@@ -297,9 +302,47 @@ def _parse(named: str) -> _Named:
     return _Named(os.path.expanduser(name), configuration or None, columns)
 
 
-def _content(rows: "Dataset", column: str, index: int) -> bytes:
+def _snapshot(folder: Path) -> str:
+    """Return a folder of links to the files of `folder`; its path depends on the state of these files.
+
+    `datasets` caches a file by path and modification time, and could return old content of a changed file. With a new
+    path for each state of the files, it reads them again. README.md gets no link, because it may refer to files
+    elsewhere and to web addresses.
+    """
+    from datasets import config
+
+    unread = (config.REPOCARD_FILENAME, config.DATASETDICT_INFOS_FILENAME)
+    files = [file for file in list_files(folder.resolve()) if file.name not in unread]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(os.fsencode(file) + f"\0{state_of(file)}\n".encode())
+    parent = Path(config.HF_DATASETS_CACHE) / "kvt" / digest.hexdigest()[:16]
+    snapshot = parent / folder.resolve().name
+    if not snapshot.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+        part = Path(mkdtemp(dir=parent))
+        part.chmod(0o755)  # other users may share the cache
+        for file in files:
+            link = part / file.relative_to(folder.resolve())
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+        with suppress(OSError):  # another process has made the folder meanwhile
+            part.rename(snapshot)
+        shutil.rmtree(part, ignore_errors=True)
+    return str(snapshot)
+
+
+def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     image = rows[index][column]
     if image is None:
         raise ValueError("the image is missing")
-    content: bytes | None = image["bytes"]
-    return Path(image["path"]).read_bytes() if content is None else content
+    if image["bytes"] is not None:
+        content: bytes = image["bytes"]
+        return content
+    from datasets import config
+
+    path = Path(os.path.abspath(image["path"]))
+    places = (name, config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)
+    if not any(path.is_relative_to(os.path.abspath(place)) for place in places):
+        raise ValueError(f"its file is outside the data set's folder: {path}")
+    return path.read_bytes()

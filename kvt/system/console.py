@@ -218,6 +218,7 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
+    _replace_closed_streams()
     with suppress(OSError):  # if the working directory was deleted, a later function reports it
         sys.path.append(os.getcwd())  # finds classes in the user's working directory
     silence_libraries()
@@ -261,6 +262,19 @@ def run(command: Callable[[], object]) -> None:
 
 def _stop(number: int, frame: object) -> None:
     raise Stopped(128 + number)
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null in place of closed standard streams, as in a daemon.
+
+    Otherwise a file that is opened later would get the descriptor 0, 1 or 2.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:

@@ -1,9 +1,11 @@
 """Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
 
 import io
+import json
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from kvt.cli.lightning_cli import run_words
@@ -306,12 +309,70 @@ def test_an_image_that_changed_but_not_its_time_is_decoded_again():
     assert contents[0] != contents[1]
 
 
+CARDS = [
+    "http://127.0.0.1:{port}/train.txt",
+    "hf://datasets/owner/tale/train.txt",
+    "../outside/train.txt",
+    "{outside}/train.txt",
+]
+
+
+@pytest.mark.parametrize("named", CARDS)
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_readme_makes_no_request_and_leads_nowhere(named, offline, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", offline)
+    for folder, text in (("tale", "inside"), ("outside", "outside")):
+        Path(folder).mkdir()
+        Path(folder, "train.txt").write_text(text)
+    requests = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        files = named.format(port=server.getsockname()[1], outside=Path("outside").absolute())
+        head = yaml.safe_dump({"configs": [{"config_name": "default", "data_files": files}]})
+        Path("tale/README.md").write_text(f"---\n{head}---\n")
+        monkeypatch.setattr(socket.socket, "connect", lambda _, address: requests.append(address))
+        assert read_texts("hf:./tale") == {"train": "inside"}
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not requests
+
+
 @pytest.mark.parametrize("name", ["train.txt", "train.parquet"])
 def test_a_fifo_in_a_folder_is_refused_and_not_waited_for(name):
     Path("set").mkdir()
     os.mkfifo(f"set/{name}")
     with no_longer_than(60):
         assert f"set/{name}" in user_error(lambda: read_texts("hf:set"))
+
+
+def test_an_image_is_not_read_from_outside_the_folder():
+    Image.new("RGB", (6, 6)).save("secret.png")
+    Path("pets").mkdir()
+    for place in (Path("secret.png").absolute(), Path("pets/../secret.png").absolute(), "secret.png"):
+        images = [{"path": str(place), "bytes": None}] * 4
+        table = datasets.Dataset.from_dict({"image": images, "label": [0, 1, 0, 1]}, datasets.Features(IMAGE))
+        for split in ("train", "test"):
+            parquet.write_table(table.data.table, f"pets/{split}.parquet")
+        message = user_error(lambda: source("hf:./pets").prepare())
+        assert message.startswith("hf:./pets train[0] ")
+        assert "outside the data set" in message
+    Image.new("RGB", (6, 6)).save("pets/own.png")
+    images = [{"path": str(Path("pets/own.png").absolute()), "bytes": None}] * 4
+    table = datasets.Dataset.from_dict({"image": images, "label": [0, 1, 0, 1]}, datasets.Features(IMAGE))
+    for split in ("train", "test"):
+        parquet.write_table(table.data.table, f"pets/{split}.parquet")
+    source("hf:./pets").prepare()
+
+
+def test_a_saved_set_names_no_file_outside_the_folder():
+    name, other = (write_documents(root, train={"text": [root]}) for root in ("tale", "outside"))
+    (secret,) = Path("outside/train").glob("*.arrow")
+    state = Path("tale/train/state.json")
+    for place in (f"../../outside/train/{secret.name}", str(secret.absolute())):
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"_data_files": [{"filename": place}]}))
+        assert user_error(lambda: read_texts(name)).startswith("hf:tale")
+    assert read_texts(other) == {"train": "outside"}
 
 
 def test_a_file_whose_name_is_a_pattern_is_read():

@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 import torch
 
-from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS, slow
 from tests.helpers.drivers import Study
 from tests.helpers.sandbox import Ended, command, disk, read_only, sandboxed
 
@@ -61,6 +62,19 @@ def test_nowhere_to_print(in_tmp_dir):
     with open("/dev/full", "w") as full:
         ended = subprocess.run(printing("1"), stdout=full, stderr=subprocess.PIPE, text=True)
     Ended(ended.returncode, "", ended.stderr).refused("No space left on device")
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", *slow("2>&-")])
+def test_closed_streams(in_tmp_dir, closed):
+    """As a daemon has them: nothing is printed, and all files are whole."""
+    script = quote(str(REPOSITORY / "experiments" / "synthetic.py"))
+    words = " ".join([quote(sys.executable), script, "--accelerator cpu --max_epochs 2", *SMALL_LISTS])
+    ended = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, text=True, timeout=600)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    assert "test/acc" in json.loads((FIRST / "result.json").read_text())
+    assert len((FIRST / "history.csv").read_text().splitlines()) == 3
+    for path in FIRST.rglob("*"):
+        assert path.is_dir() or b"parameters\n" not in path.read_bytes()
 
 
 def test_without_a_terminal_there_is_a_line_an_epoch(in_tmp_dir):
