@@ -82,14 +82,6 @@ def test_attentions_of_a_user_have_colours_of_their_own():
     assert styles[0].dashes != styles[2].dashes
 
 
-def test_attentions_of_one_colour_differ_where_a_curve_is_a_point():
-    runs = [run(name, name, [1.0], steps=[10]) for name in ("qkv", "qkv, kv_heads 1", "qkv, share_layers 2")]
-    figure = curves(pd.concat(runs), ("val/loss",), metric_of("val/loss"))
-    keys = figure.legends[0].get_lines()
-    assert len({one.get_marker() for one in figure.axes[0].lines}) == 3
-    assert [key.get_marker() for key in keys] == [one.get_marker() for one in figure.axes[0].lines]
-
-
 def test_against_seconds_each_step_stands_at_its_mean_time():
     falling = [3.0, 2.0, 1.0]
     fast, slow = (run(f"{pace}", "kv", falling, pace=pace) for pace in (0.1, 0.3))

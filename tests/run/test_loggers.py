@@ -2,7 +2,6 @@
 
 import csv
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -212,10 +211,3 @@ def test_a_logger_whose_package_is_missing(mistake, in_tmp_dir, monkeypatch, log
     monkeypatch.setattr(module, RequirementCache(f"{logger}>=99"))
     words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, "--logger", logger]
     assert f"pip install -U '{logger}" in mistake(lambda: run(lambda: run_words(words)))
-
-
-def test_trackio_is_missing(mistake, monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, "--logger", "trackio"]
-    assert 'pip install "kvt[loggers]"' in mistake(lambda: run(lambda: run_words(words)))
-    assert not Path("lightning_logs").exists()

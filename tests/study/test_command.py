@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.cli.main import command_parser, execute, main
+from kvt.cli.main import command_parser, execute
 from kvt.cli.study import FOLDER
 from kvt.run import folder as places
 from kvt.study.grid import read_grid
@@ -70,12 +70,6 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, me
     assert message.lower() in mistake(lambda: kvt(words)).lower()
 
 
-@pytest.mark.parametrize("words", [["study"], ["study", "rum"]])
-def test_half_a_command_is_asked_for_the_other_half(mistake, monkeypatch, words):
-    monkeypatch.setattr("sys.argv", ["kvt", *words])
-    assert mistake(main) == "error: kvt study needs a command: run, report or record"
-
-
 def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
     def no_lock(*args, **kwargs):
         raise NotImplementedError("no locks here")
@@ -86,11 +80,6 @@ def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypat
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("error: --folder ")
     assert "no locks here" in error
-
-
-def test_tables_are_checked_before_the_work(tiny, mistake):
-    (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"tables": [{"metric": "test/ac"}]}))
-    assert "unknown metric in tables of tiny" in mistake(lambda: kvt("study run tiny.yaml --dry_run"))
 
 
 def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys):

@@ -115,15 +115,6 @@ def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
     assert not {label.get_text() for label in axes.get_xticklabels()} & set(many)
 
 
-def test_a_title_has_the_numbers_and_attention_to_another_sequence_has_no_asymmetry():
-    layer = a_layer(1, 3, 3)
-    (axes,) = panels_of([layer])
-    numbers = f"asymmetry {asymmetry(layer.scores[0]):.2f}, entropy {row_entropy(layer.weights[0]):.2f}"
-    assert numbers in axes.get_title()
-    (axes,) = panels_of([a_layer(1, 3, 4)])
-    assert "asymmetry" not in axes.get_title()
-
-
 def test_the_class_token_looks_at_patches_where_they_are():
     spec = {"channels": 1, "height": 4, "width": 6, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
     task = ImageTask(spec, patch=2, dim=8, depth=1, heads=2).eval()
