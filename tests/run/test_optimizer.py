@@ -170,6 +170,7 @@ def test_a_study_varies_it(in_tmp_dir):
     assert repeated["config"]["optimizer"] == settings["optimizer"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_keeps_it_in_its_record(says, in_tmp_dir, monkeypatch):
     monkeypatch.setattr("kvt.study.runner.LocalWorkers", lambda *_: InLine())
     Path("mine.yaml").write_text(

@@ -51,7 +51,7 @@ def small(task: str, **settings) -> kvt.RunConfig:
         ("cifar10", 2, {"augment": False}),
         ("anomaly", 2, {}),
         ("characters", 1, {}),
-        ("language_model", 0.5, {}),
+        ("language_model", 2, {}),
         ("translation", 2, {}),
     ],
 )
