@@ -8,7 +8,7 @@ from kvt.run.config import RunConfig
 from kvt.study.grid import FULL, GridFile, Run, TableEntry, has, runs_of
 from kvt.system.files import GRIDS, read_yaml
 
-FREE = ("seed", "trainer.val_check_interval")  # settings that need not equal the paper's
+FREE = ("seed", "trainer.accelerator", "trainer.val_check_interval")  # settings that need not equal the paper's
 
 
 def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
