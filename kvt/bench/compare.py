@@ -17,7 +17,7 @@ from kvt.system.errors import is_out_of_memory
 
 
 class Variant(NamedTuple):
-    """An attention with its numbers of heads: one line of each table."""
+    """An attention with numbers of heads and other arguments: one row of each table."""
 
     name: str  # shown in the table
     attn: str  # name or import path
@@ -33,9 +33,9 @@ class Variant(NamedTuple):
 def compare(
     cost: Cost, variants: Sequence[Variant], n: int, d: int, *, batch: int, pos_dim: int, repeats: int, device: str
 ) -> list[dict[str, Any]]:
-    """Measure each variant with n tokens of width d; return a row for each, with the columns `csv_columns`.
+    """Measure each variant with n tokens of width d; return a row for each variant, with the columns `csv_columns`.
 
-    The column "note" is "out of memory" if a variant does not fit into memory.
+    If a variant needs too much memory, the column "note" of its row is "out of memory".
     """
     common = dict.fromkeys(csv_columns(cost)) | {"n": n, "d": d, "batch": batch, "pos_dim": pos_dim, "device": device}
     rows: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def compare(
 
 
 def _finish(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    """Add the ratio of each row to the first row, computed for each round; replace samples by their quartiles."""
+    """Add to each row its ratios to the first row, one ratio per round; replace samples and ratios by quartiles."""
     for name, of in ((column.name, column.ratio_of) for column in columns if column.ratio_of):
         for row in rows:
             if row[of] is not None and rows[0][of] is not None:

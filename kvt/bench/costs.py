@@ -1,4 +1,4 @@
-"""Defines the quantities that `kvt bench` measures for a layer in training or decoding, and their columns."""
+"""Defines the quantities that `kvt bench` measures for a layer in training or decoding, and the table columns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,19 +16,19 @@ class Column(NamedTuple):
     name: str  # name in the CSV
     heading: str  # heading in Markdown
     unit: float = 1  # Markdown and the plot show the value divided by this unit
-    sampled: bool = False  # whether the CSV also has the quartiles, {name}_q1 and {name}_q3
-    ratio_of: str = ""  # for a ratio to the first attention: the name of the column that is divided
+    sampled: bool = False  # whether the CSV also has the columns {name}_q1 and {name}_q3 for the quartiles
+    ratio_of: str = ""  # for a column of ratios to the first attention: the column of the numbers that are divided
     label: str = ""  # axis label in the plot; the plot leaves out columns without a label
 
 
 class Cost(NamedTuple):
-    """A benchmark of a layer, of training or decoding: title, notes and columns of its table, and its measurement."""
+    """A benchmark of training or decoding: the title, notes and columns of its table, and the functions to time."""
 
     title: str
     notes: str
     columns: tuple[Column, ...]
     measure: Callable[[nn.Module, Tensor, dict[str, Any]], dict[str, Callable[[], object]]]
-    """Adds counts of a layer for x, (B, N, dim), to a row; returns the functions to time, by column."""
+    """Adds counts of a layer for x, (B, N, dim), to a row; returns a dict from timed column to the function to time."""
     from_seconds: Callable[[NDArray[np.float64], int], NDArray[np.float64]]
     """Returns the values of the timed columns from the seconds of the calls and the batch size B."""
 
@@ -40,7 +40,7 @@ def _training(layer: nn.Module, x: Tensor, row: dict[str, Any]) -> dict[str, Cal
     row["forward_flops_per_example"] = count_flops(lambda: layer(example))
     row["cache_bytes_per_token"] = cache_bytes_per_token(layer, example)
     forward, training = steps(layer, x.requires_grad_())
-    training()  # a warm-up, which raises if memory is too small
+    training()  # a warm-up step, which raises an error if memory is too small
     row["training_peak_bytes"] = peak_bytes(training, x.device.type)
     return {"forward_ms": forward, "training_ms": training}
 

@@ -1,4 +1,4 @@
-"""Computes the paper's positional encoding of attention maps literally, as a slow baseline and for tests."""
+"""Computes the positional encoding of attention maps by the paper's formula, as a slow baseline and for tests."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) 
 class LiteralMap(MapPosition):
     """A `MapPosition` that computes its logits by `map_logits`, with a tensor (B, heads, N, M, m).
 
-    Parameters and results are those of `MapPosition`.
+    The parameters and the results are equal to those of `MapPosition`.
     """
 
     def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:

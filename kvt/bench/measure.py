@@ -1,4 +1,4 @@
-"""Measures time, memory and FLOPs of a function call, and computes a layer's cost by the paper's formulas."""
+"""Measures time, memory and FLOPs of a function call; computes the cost of a layer by the paper's formulas."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,17 +20,18 @@ from kvt.attention.map_position import MapPosition
 from kvt.system.errors import UserError
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from printing its start and end on stderr
-SAMPLE_SECONDS = 0.01  # least duration of a sample, because clocks are too coarse for a single call
+SAMPLE_SECONDS = 0.01  # least duration of a sample; a single call can be too short for the clock
 Name = TypeVar("Name", bound=Hashable)
 Samples = list[float]
-"""Seconds of one call, one number per round."""
+"""The seconds that one call takes: a list with one number per round."""
 
 
 def timed(calls: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, Samples]:
-    """Return samples of the seconds of each function, one in every round.
+    """Return for each function the seconds of a call, with one sample per round.
 
-    All functions are timed in each round, so that a machine that slows down affects all of them. A sample is the mean
-    over several calls that together take at least `SAMPLE_SECONDS`; their number is measured before the first round.
+    Each round times all functions, so that a slowdown of the machine affects all functions. A sample is the mean over
+    several calls that take at least `SAMPLE_SECONDS` together. The number of calls is determined before the first
+    round.
     """
     timers = {name: Timer(call, timer=_now) for name, call in calls.items()}
     numbers = {name: _calls_per_sample(timer) for name, timer in timers.items()}
@@ -64,7 +65,7 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 def count_flops(call: Callable[[], object]) -> int:
     """Return the number of floating-point operations of the matrix products in a call, two per multiply-add.
 
-    The number does not depend on the kernel: attention is computed by its explicit formula while counting.
+    The number does not depend on the attention kernel, because `Attention` uses its explicit formula during the count.
     """
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
@@ -74,8 +75,8 @@ def count_flops(call: Callable[[], object]) -> int:
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
     """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens.
 
-    `qkv` has 2d² parameters and 2nd² multiply-adds, `kv` d² and nd², `kv+pos` d² + m and nd² + n²m. The product of
-    query and key, the value and the output are not counted. A layer without logits has (None, None).
+    `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd², `kv+pos` has d² + m and nd² + n²m. The
+    formulas omit the product of query and key, the value, and the output. A layer without logits has (None, None).
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -86,7 +87,7 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
 
 @torch.no_grad()
 def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
-    """Return the bytes of the key-value cache per token of x, (1, N, dim); None if the layer is no `Attention`."""
+    """Return the bytes of the key-value cache per token of x, (1, N, dim); None if the layer is not an `Attention`."""
     if not isinstance(layer, Attention):
         return None
     cache = KVCache(max_len=x.shape[1])
@@ -97,9 +98,9 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache]:
     """Return a function that decodes the last token of x, (B, N, dim) → (B, 1, dim), and the cache of all N tokens.
 
-    Each call first removes the last token from the cache, so that all calls do the same.
+    Each call first removes the last token from the cache, so that every call does the same work.
     """
-    n, token = x.shape[1], x[:, -1:].clone()  # a view would keep x in memory
+    n, token = x.shape[1], x[:, -1:].clone()  # cloned, because a view would keep x in memory
     cache = KVCache(max_len=n)
 
     @torch.no_grad()
@@ -110,7 +111,7 @@ def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache
     if isinstance(layer, Attention):
         with torch.no_grad():
             _, k, v = layer.rotate(*layer.project(x), start=0)
-            cache.append(k, v)  # does not compute attention maps of all tokens, which may need too much memory
+            cache.append(k, v)  # fills the cache without attention maps of all tokens, which need much memory
         step()
     if cache.length < n:
         raise UserError(f"--decode: {type(layer).__name__} does not use a cache: leave it out of --attn")
@@ -118,7 +119,7 @@ def decoding(layer: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], KVCache
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return two functions: one runs a forward pass of x, the other also computes all gradients and discards them."""
+    """Return two functions: a forward pass of x, and a forward and backward pass that discards the gradients."""
     wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     gradient = torch.randn_like(x)
 
@@ -133,7 +134,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
-    """Return the peak memory of a call in bytes, in addition to the memory allocated before."""
+    """Return the peak memory of a call in bytes, without the memory that was allocated before the call."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -147,7 +148,7 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 def allocations(step: Callable[[], object]) -> list[int]:
     """Return the bytes of each allocation (> 0) and each release (< 0) in a call on a CPU, in order.
 
-    Memory that torch's kernels allocate inside an operation counts, too.
+    The list includes memory that torch's kernels allocate inside an operation.
     """
     kinds = [ProfilerActivity.CPU]
     # without acc_events, torch 2.11 warns that the next profiling cycle loses the events

@@ -17,10 +17,10 @@ MARKERS = "os^Dv*PX<>hd"
 
 
 def draw(cost: Cost, rows: Sequence[Row]) -> Figure:
-    """Plot the columns of a cost that have a label against n.
+    """Plot each column of a cost that has a label against the number of tokens n.
 
-    Each such column has a row of panels, with one panel for each width d and batch size. Colour and marker stand for
-    the attention, the line style for the number of heads. Each line is thinner than the line before, so that lines
+    Each of these columns has a row of panels, with one panel for each width d and batch size. Colour and marker stand
+    for the attention, the line style for the number of heads. Each line is thinner than the line before, so that lines
     that coincide are all visible.
     """
     table = pd.DataFrame(rows).assign(heads=[heads_of(row) for row in rows]).sort_values("n", kind="stable")

@@ -15,7 +15,7 @@ ASKED = ("attention", "heads", "kv_heads", "n", "d", "batch", "pos_dim", "device
 
 
 def csv_columns(cost: Cost) -> list[str]:
-    """Return the columns of the CSV; names that end in _q1 and _q3 are first and third quartiles."""
+    """Return the columns of the CSV. A name with the ending _q1 or _q3 is the first or the third quartile."""
     measured = (column.name + q for column in cost.columns for q in ("", "_q1", "_q3")[: 3 if column.sampled else 1])
     return [*ASKED, *measured, "note"]
 
@@ -25,7 +25,7 @@ def csv_row(row: Row) -> dict[str, Any]:
 
 
 def markdown(cost: Cost, rows: Sequence[Row], repeats: int) -> str:
-    """Return a Markdown text with title, method and notes, and one table for each n, d and batch size."""
+    """Return Markdown: a title, the method, notes, and one table for each combination of n, d and batch size."""
     layer = f"One self-attention layer, float32, m = {rows[0]['pos_dim']}"
     measured = f"{repeats} samples each, taken in turns, on {machine(rows[0]['device'])}."
     head = ["attention", "heads / kv", *(column.heading for column in cost.columns)]
@@ -49,7 +49,7 @@ def heads_of(row: Row) -> str:
 
 
 def machine(device: str) -> str:
-    """Return one line about the machine: GPU, or processor, threads and float32 products, and torch's version."""
+    """Describe the device in one line: the GPU, or the processor with threads and float32 precision; then torch."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

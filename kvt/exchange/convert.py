@@ -25,17 +25,16 @@ SAMPLE = 64
 def convert(
     checkpoint: Checkpoint, attn: str, how: str, settings: Mapping[str, Any], places: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the content of a new checkpoint, with another attention and all other weights unchanged.
+    """Return the content of a new checkpoint with another attention. All weights outside attentions stay unchanged.
 
-    The optimiser keeps its state of the unchanged weights. Changed weights get a new state.
+    The optimiser keeps its state for the unchanged weights. The converted weights start with a new optimiser state.
 
     Args:
         checkpoint: a checkpoint of any task.
         attn: the new attention, one of `TO`; the old attention must be among `FROM`.
-        how: one of `HOW`, see `convert_layer`; "least_squares" starts from the mean and calls `fit_layers`.
-        settings: keyword arguments of the new attention; arguments of the old attention that the new one also has are
-            kept.
-        places: settings of the data that are paths, for least squares, if the data were moved.
+        how: one of `HOW`, see `convert_layer`. "least_squares" converts as "mean" does, and then calls `fit_layers`.
+        settings: keyword arguments of the new attention. It also keeps the old attention's arguments that it knows.
+        places: new paths of moved data, as a mapping from setting to path. Only "least_squares" reads the data.
 
     Raises:
         UserError: `attn` or `how` is unknown, or the weights cannot be converted.
@@ -50,7 +49,7 @@ def convert(
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **settings} or None}
-    if source.hparams.get("match"):  # keeps the width that the setting `match` has chosen
+    if source.hparams.get("match"):  # keeps the width that the setting `match` chose in training
         asked |= {"match": None, "expansion": source.expansion}
     target = type(source)(**{**source.hparams, **asked}).to(source.dtype).eval()
     _copy_others(source, target, f"--attn {attn}: {old}")
@@ -75,7 +74,7 @@ def convert(
             raise checkpoint.error(f"its optimiser's state is not of these weights: {EXPORT_FIRST}")
         source.optimizer_config = target.optimizer_config = checkpoint.optimizer
         saved["optimizer_states"] = [_optimizer_state(state, source, target) for state in saved["optimizer_states"]]
-    if recorder := saved.get("callbacks", {}).get("Recorder"):  # drops means and gradients of the old weights
+    if recorder := saved.get("callbacks", {}).get("Recorder"):  # drops records about the old weights
         saved["callbacks"] = {**saved["callbacks"], "Recorder": {**recorder, "processes": []}}
     return saved
 
@@ -96,7 +95,7 @@ def _copy_others(source: Task, target: Task, who: str) -> None:
 
 @torch.no_grad()
 def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dict[Attention, list[dict[str, Any]]]:
-    """Return the arguments of each self-attention's calls on batches of training examples, by layer."""
+    """Return for each self-attention layer the arguments of its calls on batches of training examples."""
     calls: dict[Attention, list[dict[str, Any]]] = {}
 
     def record(layer: Attention, words: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -115,9 +114,9 @@ def _calls(task: Task, checkpoint: Checkpoint, places: Mapping[str, str]) -> dic
 def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> dict[str, Any]:
     """Return an optimiser's state for `target`, with the state of `source` for unchanged weights.
 
-    Most optimisers of torch create a weight's state at its first step, so changed weights need none here. Adagrad
-    creates it in its constructor. SGD creates the momentum of all weights at once, so changed weights get a zero
-    momentum. The state of L-BFGS belongs to no single weight, and is dropped.
+    Most optimisers of torch create the state of a weight at the first step, so changed weights need no state here.
+    Adagrad creates the state in its constructor. SGD creates the momentum of all weights at once, so changed weights
+    get a zero momentum. The state of L-BFGS does not belong to single weights, so this function drops it.
     """
     before, after = make_optimizer(source), make_optimizer(target)
     sizes = [len(group["params"]) for group in before.param_groups]
@@ -137,6 +136,6 @@ def _optimizer_state(state: Mapping[str, Any], source: Task, target: Task) -> di
 
 
 def _in_order(optimizer: Optimizer, task: Task) -> list[tuple[str, Tensor]]:
-    """Return (name, weight) of a task's weights, in the order of its optimiser."""
+    """Return pairs (name, weight) of a task's weights, in the order in which its optimiser lists the weights."""
     names = {id(weight): name for name, weight in task.named_parameters()}
     return [(names[id(weight)], weight) for group in optimizer.param_groups for weight in group["params"]]

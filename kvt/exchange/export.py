@@ -34,9 +34,9 @@ from kvt.tasks.language import LanguageTask
 from kvt.version import __version__
 
 CARD, GRAPH, GRAPH_WEIGHTS = "README.md", "model.onnx", "model.onnx.data"
-"""File names of an export. GRAPH_WEIGHTS holds the weights of an ONNX graph above 1.5 GB."""
+"""File names of an export. GRAPH_WEIGHTS has the weights of an ONNX graph if the graph is larger than 1.5 GB."""
 KEPT = (*HPARAMS.values(), "model_class", "data_class", "epoch", "global_step", "trainer", "metrics")
-"""The keys of a checkpoint that config.json keeps; data that only resuming needs are left out."""
+"""The keys of a checkpoint that config.json keeps. Content that only resuming needs is left out."""
 
 PAGE = Markdown("""\
 ---
@@ -85,25 +85,25 @@ session = onnxruntime.InferenceSession("model.onnx")
 print(logits.shape)
 ```
 """)
-SHOWN = 300  # characters of a setting that a card shows; others are cut
+SHOWN = 300  # number of characters of a setting that a card shows; longer values are truncated
 NEEDS = Markdown(
     "It uses {}, not part of kvt: whoever loads it needs the file of that class, and names it as above.\n\n"
 )
 
 
 def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
-    """Write weights, settings and card of a trained model into a folder; return their paths.
+    """Write weights, settings and card of a trained model into a folder; return the paths of the files.
 
-    The settings contain the SHA-256 of the weights. So loading detects a folder whose files do not belong together,
-    as after a killed export.
+    The settings contain the SHA-256 of the weights. A process that loads the folder therefore detects files of
+    different exports, for example after a killed export.
 
     Args:
-        checkpoint: a checkpoint of any task; none of its classes is imported.
-        run: folder of the checkpoint's run, for its result; None if it is unknown.
-        out: folder to write; an export in it is replaced, and other files are kept.
+        checkpoint: a checkpoint of any task. The function does not import the classes that the checkpoint names.
+        run: folder of the checkpoint's run, from which the card gets the result; None if the folder is unknown.
+        out: folder of the export. Files of an earlier export are replaced. All other files are kept.
 
     Raises:
-        UserError: the folder has files of these names that `kvt export` did not write.
+        UserError: the folder has files with the names of an export that `kvt export` did not write.
     """
     require_folder(out, "--out")
     _require_replaceable(out)
@@ -119,8 +119,8 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
     settings |= {DIGEST: hashlib.sha256(model).hexdigest(), TIED: same}
     page = card({**content, **settings}, result, out.resolve().name, _count(checkpoint, result, weights))
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / MODEL, model)  # the large file first, because a full disk may stop it
-    for name in (CARD, GRAPH, GRAPH_WEIGHTS):  # files of the previous export
+    write_atomically(out / MODEL, model)  # the largest file first, because writing it is most likely to fill the disk
+    for name in (CARD, GRAPH, GRAPH_WEIGHTS):  # deletes files of the previous export
         (out / name).unlink(missing_ok=True)
     write_atomically(out / SETTINGS, json.dumps(settings, indent=2) + "\n")
     write_atomically(out / CARD, page)
@@ -128,7 +128,7 @@ def export(checkpoint: Checkpoint, run: Path | None, out: Path) -> list[Path]:
 
 
 def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """Return the number of a task's parameters; if its class cannot be loaded, the size of all distinct weights."""
+    """Return the number of a task's parameters. If its class cannot be loaded, count the numbers in `weights` once."""
     if "parameters" in result:
         return int(result["parameters"])
     with suppress(UserError):
@@ -139,8 +139,8 @@ def _count(checkpoint: Checkpoint, result: Mapping[str, Any], weights: Mapping[s
 def tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Return {name: name of an earlier weight} for each weight that equals an earlier weight bit for bit.
 
-    Such weights are tied in the model, even if the checkpoint's file stores them twice. Weights whose numbers are all
-    equal do not count, because different biases may be zero.
+    The model ties such weights, even if the checkpoint stores them twice. A weight whose numbers are all the same is
+    left out, because two biases that are not tied may both be zero.
     """
     first: dict[Any, str] = {}
     same = {}
@@ -161,16 +161,16 @@ def _require_replaceable(out: Path) -> None:
 
 
 def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, parameters: int) -> str:
-    """Return the card of a model: Markdown with the YAML header that the Hugging Face hub reads."""
+    """Return the model card: Markdown with the YAML header that the Hugging Face hub reads."""
     model, data = (dict(content[key]) for key in HPARAMS.values())
     attn = str(model.get("attn", "–"))
     classes = {"attn": attn, "model": content.get("model_class"), "data": content.get("data_class")}
-    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # names of kvt's classes have no dot
+    own = {name: str(path) for name, path in classes.items() if "." in str(path)}  # users' classes have a dot
     named = "".join(f", {name}={path!r}" for name, path in own.items() if name != "data")
     metrics = content.get("metrics", {})
     spec = model.get("spec") or {}
     shown = {name: value for name, value in {**data, **model}.items() if name not in ("spec", "content")}
-    shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # as measured on the data
+    shown |= {name: spec[name] for name in ("mean", "std", "classes") if name in spec}  # computed from the data
     shown |= {"vocab_size": len(tokens_of(spec["tokenizer"]).pieces)} if "tokenizer" in spec else {}
     texts = {name: str(value) for name, value in shown.items() if value is not None}
     long = {name: f"{text:.60}… ({len(text):,} characters)" for name, text in texts.items() if len(text) > SHOWN}
@@ -191,18 +191,18 @@ def card(content: Mapping[str, Any], result: Mapping[str, Any], folder: str, par
 def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
     """Write a model as an ONNX graph from a batch of inputs to its logits; return the paths of its files.
 
-    The graph takes batches of any size, and texts of any length up to the model's. Exporting needs the data of the run,
-    except for language models. Raises UserError if the data are missing.
+    The graph accepts batches of any size, and texts up to the maximum length of the model. Except for language models,
+    exporting needs the data of the run. Raises UserError if the data are missing.
     """
-    import_module("onnxscript")  # torch needs this package, of the extra kvt[onnx]
+    import_module("onnxscript")  # torch.onnx needs this package, which the extra kvt[onnx] installs
     task = checkpoint.load_task(Task).float()  # type: ignore[type-abstract]
     if isinstance(task, LanguageTask):
         inputs: tuple[Tensor, ...] = (torch.zeros(1, task.hparams["spec"]["length"], dtype=torch.long),)
     else:
         inputs = task.inputs(next(iter(load_data(checkpoint).val_dataloader())))
-    inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # a batch of 1 would become a constant
+    inputs = tuple(tensor.repeat_interleave(2, 0) for tensor in inputs)  # a batch size of 1 would become constant
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own code
+        warnings.simplefilter("ignore")  # the exporter prints warnings about code of torch
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         batch, length = {0: torch.export.Dim("batch")}, {1: torch.export.Dim.AUTO}
         is_text = [tensor.ndim == 2 and not tensor.is_floating_point() for tensor in inputs]
@@ -210,10 +210,10 @@ def export_onnx(checkpoint: Checkpoint, out: Path) -> list[Path]:
         settings: dict[str, Any] = {"dynamo": True, "verbose": False, "input_names": names, "output_names": ["logits"]}
         settings["dynamic_shapes"] = (tuple(batch | (length if text else {}) for text in is_text),)
         program = torch.onnx.export(_Forward(task).eval(), inputs, **settings)
-    assert program is not None  # with dynamo=True
+    assert program is not None  # torch.onnx.export returns a program if dynamo=True
     _name_lengths(program.model.graph, [name for name, text in zip(names, is_text, strict=True) if text])
     with atomically(out / GRAPH) as part, TemporaryDirectory(dir=out) as folder:
-        program.save(Path(folder, GRAPH))  # a large graph has its weights in GRAPH_WEIGHTS
+        program.save(Path(folder, GRAPH))  # writes the weights of a large graph to GRAPH_WEIGHTS
         weights = [path.rename(out / path.name) for path in Path(folder).glob(GRAPH_WEIGHTS)]
         Path(folder, GRAPH).rename(part)
     axes = [
@@ -246,19 +246,19 @@ def _name_lengths(graph: Any, texts: Sequence[str]) -> None:
 
 
 def push(paths: Sequence[Path], repository: str) -> str:
-    """Upload an exported model to a repository of the Hugging Face hub, and return its URL; new ones are private.
+    """Upload an exported model to the Hugging Face hub and return the repository's URL. New repositories are private.
 
     Raises:
         UserError: the upload fails.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi  # a package of the extra kvt[hub]
+    from huggingface_hub import CommitOperationAdd, HfApi  # the extra kvt[hub] installs this package
 
     hub = HfApi()
     try:
         url = hub.create_repo(repository, private=True, exist_ok=True)
         files = [CommitOperationAdd(path.name, path) for path in paths]
         hub.create_commit(repository, files, commit_message=f"kvt {__version__}")
-    except Exception as error:  # network, hub and invalid names raise exceptions of many types
+    except Exception as error:  # failures of the network or the hub and invalid names raise exceptions of many types
         reason = " ".join(str(error).split())
         remedy = "check the name and the network, and log in with: hf auth login"
         raise UserError(f"--push {repository}: {reason.rstrip('.'):.300}: {remedy}") from error
@@ -266,7 +266,7 @@ def push(paths: Sequence[Path], repository: str) -> str:
 
 
 class _Forward(nn.Module):
-    """A module that calls a task with positional inputs."""
+    """A module whose `forward` passes positional inputs to a task."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Imports a GPT-2 of Hugging Face's transformers, or of nanoGPT, as a checkpoint of `LanguageModelTask`."""
+"""Imports a GPT-2 model, saved by Hugging Face's transformers or nanoGPT, as a `LanguageModelTask` checkpoint."""
 
 import json
 import re
@@ -25,7 +25,7 @@ WEIGHTS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     "model.safetensors": load_file,
     "pytorch_model.bin": read_tensors,
 }
-"""Functions that read weights, by file name. Shards, which <name>.index.json lists, are read by the same function."""
+"""A dict from file name to the function that reads weights from it, and from shards that <name>.index.json lists."""
 ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -41,8 +41,8 @@ USUAL = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-"""The values that these settings of config.json must have; they are GPT-2's defaults."""
-PARTS = {  # names of a block's modules in GPT-2: names in kvt
+"""Settings that config.json must have with these values, which are GPT-2's defaults."""
+PARTS = {  # maps the name of a block's module in GPT-2 to the name in kvt
     "ln_1": ["attention.norm"],
     "attn.c_attn": [f"attention.layer.projection.{role}" for role in "qkv"],
     "attn.c_proj": ["attention.layer.output"],
@@ -50,23 +50,23 @@ PARTS = {  # names of a block's modules in GPT-2: names in kvt
     "mlp.c_fc": ["feed_forward.layer.0"],
     "mlp.c_proj": ["feed_forward.layer.3"],
 }
-MASK = re.compile(r"(_orig_mod\.)?(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # constant masks in older files
+MASK = re.compile(r"(_orig_mod\.)?(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # constant causal masks in older files
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def import_gpt2(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint with the weights and tokenizer in a folder.
 
-    The model, with attn=qkv, has the same logits. Embedding rows without a token, and added tokens without a row, are
-    left out. Training begins from the weights, with the optimiser of the task language_model. GPT-2's dropout rate of
-    residual branches, `resid_pdrop`, is used for all dropout.
+    The new model has attn=qkv and the same logits as GPT-2. Embedding rows without a token, and added tokens without an
+    embedding row, are left out. Training from the checkpoint uses the optimiser of the task language_model. GPT-2's
+    dropout rate for residual branches, `resid_pdrop`, becomes the rate of all dropout.
 
     Args:
-        folder: folder with tokenizer.json, and with the files of `save_pretrained`: config.json, model.safetensors or
-            pytorch_model.bin, or their shards; or with nanoGPT's ckpt.pt, whose GELU is exact.
+        folder: folder with tokenizer.json and a model. The model is the files of `save_pretrained`: config.json, and
+            model.safetensors or pytorch_model.bin or shards of them. Or it is nanoGPT's ckpt.pt, with an exact GELU.
 
     Raises:
-        UserError: a file is missing or damaged, the model differs from a GPT-2, or a tensor of the file is not used.
+        UserError: a file is missing or damaged, the model is not a GPT-2, or the file has a tensor without a use.
     """
     config, weights, source = _read(folder)
     for name, value in USUAL.items():
@@ -113,7 +113,7 @@ def import_gpt2(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
-    """Return the settings and the weights, with the names and shapes of transformers, and the file of the settings.
+    """Return the settings, the weights with the names and shapes of transformers, and the path of the settings.
 
     Raises UserError if a file is missing or damaged, or if a weight is quantised.
     """
@@ -139,13 +139,13 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
     except Exception as error:  # a damaged file may raise any exception
         raise _damaged(folder, error) from error
     plain = {name.removeprefix("transformer."): part for name, part in weights.items()}
-    if is_nano:  # nanoGPT's linear weights are (out, in), those of transformers (in, out)
+    if is_nano:  # linear weights are (out, in) in nanoGPT and (in, out) in transformers
         plain = {name: part.T if part.ndim == 2 and name.startswith("h.") else part for name, part in plain.items()}
     return config, plain, source
 
 
 def _files(folder: Path) -> list[tuple[Path, Callable[[Path], dict[str, Tensor]]]]:
-    """Return (path, reader) of each file of weights; raise UserError if there are none."""
+    """Return a pair (path, reader) for each file of weights; raise UserError if the folder has no such file."""
     for name, read in WEIGHTS.items():
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -161,7 +161,7 @@ def _damaged(folder: Path, error: Exception) -> UserError:
 
 
 def _tokens(path: Path, rows: int, end: Any) -> BytePairs:
-    """Return a model's tokenizer without added tokens that have no embedding row; `end` is the id of its end token."""
+    """Return a tokenizer without added tokens that have no embedding row. `end` is the id of the end token."""
     tokens = read_tokenizer(path)
     content = json.loads(tokens.definition)
     added = content.get("added_tokens") or []
@@ -173,7 +173,7 @@ def _tokens(path: Path, rows: int, end: Any) -> BytePairs:
 def _state(theirs: dict[str, Tensor], folder: Path, layers: int, has_biases: bool) -> dict[str, Tensor]:
     """Return GPT-2's weights, `theirs`, under kvt's names; GPT-2's linear weights, (in, out), are transposed.
 
-    Raises KeyError if a weight is missing, and UserError if a weight is left over that is not redundant.
+    Raises KeyError if a weight is missing, and UserError if a remaining weight is neither used nor redundant.
     """
     left = dict(theirs)
     table = left.pop("wte.weight")

@@ -1,1 +1,1 @@
-"""Grids of the paper's tables and figures and of our own studies, and sections that only their reports have."""
+"""Grids of the paper's tables and figures and of our studies, with report sections that only these grids use."""

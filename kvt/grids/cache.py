@@ -1,4 +1,4 @@
-"""The report section of the grid cache: validation loss against bytes of key-value cache per token."""
+"""Report section of the grid `cache`: the validation loss against the bytes of key-value cache per token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Plot the validation loss of each attention against the size of its cache."""
+    """Yield a section with a plot and a table of each attention's validation loss against the size of its cache."""
     if LOSS not in results.finished:
         return
     of_shape = {shape: cache_bytes(run) for shape, run in {run.shape: run for run in grid.runs}.items()}
@@ -52,8 +52,8 @@ def cache_bytes(run: Run) -> int:
 def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return a row for each attention and setting.
 
-    Columns: cache (bytes per token), mean loss (nats), difference of the loss to the attention `first`, reach (half the
-    width of its 95 % interval) and n (number of runs).
+    Columns: cache (bytes per token), mean loss (nats), difference of the loss from the loss of the attention `first`,
+    reach (half the width of the difference's 95 % interval) and n (number of runs).
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])
@@ -68,7 +68,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(found: pd.DataFrame, first: str) -> Markdown:
-    """Return a Markdown table with a row for each attention and setting, largest cache first within a setting."""
+    """Return a Markdown table with a row for each attention and setting; larger caches come first in a setting."""
     lines = []
     for _, of_setting in found.groupby("setting", sort=False):
         for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
@@ -79,7 +79,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Plot the loss of each attention against its cache, in a panel for each setting; bars are 95 % intervals."""
+    """Plot the loss of each attention against its cache, with a panel for each setting and bars for 95 % intervals."""
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""The report section of the grids cycles and shift: accuracies and levels of the law of cycles (docs/symmetry.md)."""
+"""Report section of the grids `cycles` and `shift`: accuracies, and levels of the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator
 from math import gcd, inf, isfinite
@@ -24,7 +24,7 @@ ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]
 MARK: dict[str, Any] = {"markersize": 3.5, "alpha": 0.8, "markeredgewidth": 0}
 SYMBOLS = 10  # digits; a guess is right with probability 1/10
-NEAR = 0.005  # an accuracy within this distance of a level counts as on the level
+NEAR = 0.005  # an accuracy at most this far from a level counts as equal to the level
 
 FINDING = """\
 {standing} of {runs} runs end within {points:g} points of an accuracy 1 − 0.9 · b / {length} with an integer b, as the
@@ -48,7 +48,7 @@ reach it."""
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Compare accuracies with the levels of the law of cycles in figures and tables, and tabulate steps to 99 %."""
+    """Yield sections that compare accuracies with the levels of the law of cycles, and a table of steps to 99 %."""
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
@@ -62,7 +62,7 @@ def levels(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def level(length: int, broken: float) -> float:
-    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and all others are right.
+    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and the rest is right.
 
     >>> level(16, 2)
     0.8875
@@ -76,7 +76,7 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Add the columns cycle (the length of the cycles), depth and heads to the results of shift or permute."""
+    """Add the columns cycle (length of the cycles), depth and heads to the results of the task shift or permute."""
     runs = {run.name: run for run in grid.runs}
     of_rows = [runs[name] for name in results.name]
     return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})
@@ -90,14 +90,14 @@ def _cycle(run: Run) -> int:
 
 
 def stands(accuracy: pd.Series, length: int) -> pd.Series:
-    """Return, for each accuracy, whether it is within `NEAR` of a level."""
+    """Return for each accuracy whether the distance to the closest level is at most `NEAR`."""
     broken = (1 - accuracy) / (1 - level(length, 1))
     return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
 
 
 @rc_context(STYLE)
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
-    """Plot test accuracy against cycle length, with the predicted levels, in a panel for each size."""
+    """Plot test accuracy and predicted levels against cycle length, with a panel for each model size."""
     cycles, sizes = sorted(results.cycle.unique()), results.groupby(SIZE)
     rows, chosen = -(-len(sizes) // 2), line_styles(results.attention)
     figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows))
@@ -126,7 +126,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
-    """Plot validation accuracy against steps for the smallest size, in a panel for each attention, with the levels."""
+    """Plot validation accuracy and levels against steps for the smallest model, with a panel for each attention."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)
@@ -155,7 +155,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def _tables(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield a table of mean accuracies for each size, and a table of steps to 99 %."""
+    """Yield a table of mean accuracies for each model size, and a table of steps to 99 % accuracy."""
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))

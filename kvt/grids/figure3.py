@@ -1,4 +1,4 @@
-"""The report section of the grid figure3: attention maps as in the paper, for each task and attention."""
+"""Report section of the grid `figure3`: attention maps as in the paper's Figure 3, for each task and attention."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,7 +16,7 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """Draw an attention map of the first run of each task and attention, once all runs and their checkpoints exist."""
+    """Yield a figure with a map of the first run of each task and attention, if all these runs have checkpoints."""
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:
         runs.setdefault((run.task, run.attention), run)
@@ -29,7 +29,7 @@ def maps(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def draw_maps(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
-    """Draw a row for each task and a column for each attention: the mean map of the layer with the least entropy."""
+    """Draw for each task (row) and attention (column) the mean map over heads of the layer with the least entropy."""
     chosen = {cell: _least_entropy(checkpoint) for cell, checkpoint in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     tasks, attentions = ([*dict.fromkeys(names)] for names in zip(*chosen, strict=True))

@@ -1,4 +1,4 @@
-"""The attention of the grid keyless: Q≠K=V with a routing matrix; Gao and Xu (2026) saw it fail at recall."""
+"""Attention of the grid `keyless`: Q≠K=V with a routing matrix, which fails at recall in Gao and Xu (2026)."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ class Routed(QSharedKV):
     """softmax(α Q R Kᵀ) K: `q-kv` with a matrix R for each head after the query (Gao and Xu 2026, "Keyless", eq. 2).
 
     R has shape (heads, head_dim, head_dim). The layer represents the same functions as `q-kv`, because Q R is linear in
-    x. But its initial scores are smaller.
+    x. But the initial scores of the layer are smaller than those of `q-kv`.
 
     Args:
-        std: R is initialised from N(0, std²). The default 0.02 is the value of the authors' trial, in which a model
-            with four heads fails. With std = 1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²). The default 0.02 is the value of Gao and Xu, whose model with four heads
+            fails. With std = 1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The report section of the grid follow-up: perplexities over all targets, and over targets without padding."""
+"""Report section of the grid `follow-up`: perplexities over all targets, and over targets that are not padding."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Tabulate and plot how much each attention's perplexity exceeds that of the first, with and without padding."""
+    """Yield a table and a plot of each attention's excess perplexity over the first, with and without padding."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return
@@ -32,7 +32,7 @@ def costs(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
-    """Return the relative excess of each attention's perplexities over those of the attention `first`.
+    """Return the relative excess of each attention's perplexities over the perplexities of the attention `first`.
 
     The table has a row for each pair of finished runs with the same settings and seed. Columns: attention, setting,
     seed, padding (the share of targets that are padding), and the excess of `COUNTED` and of `REAL`.
@@ -73,7 +73,7 @@ def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
     names = [name for name in chosen if name != first]
     for place, attention in enumerate(names):
         found = pairs[pairs.attention == attention]
-        x = 100 * found.padding + 0.5 * (place - len(names) / 2)  # side by side
+        x = 100 * found.padding + 0.5 * (place - len(names) / 2)  # draws the attentions side by side
         style = chosen[attention]
         axes.vlines(x, 100 * found[COUNTED], 100 * found[REAL], color=style.colour, linewidth=0.8)
         axes.plot(x, 100 * found[COUNTED], **style.mark, markersize=4.5)

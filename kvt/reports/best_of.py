@@ -1,4 +1,4 @@
-"""Selects from each sweep over one setting, such as the learning rate, the run with the best validation metric."""
+"""Selects the run with the best validation metric from each sweep over a setting, such as the learning rate."""
 
 from dataclasses import replace
 from math import inf
@@ -14,7 +14,7 @@ validation metric: {shown} of {made} runs.""")
 
 
 def swept_setting(grid: Grid) -> str | None:
-    """Return `best_of` of a grid: the setting of which reports use only the best value. None if the grid has none.
+    """Return the setting that a grid names in `best_of`: reports use only its best value. None without `best_of`.
 
     Raises:
         UserError: the setting is not an axis of the grid.
@@ -26,11 +26,11 @@ def swept_setting(grid: Grid) -> str | None:
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return a grid with only the best run of each sweep over its `best_of`, and a sentence about the sweeps.
+    """Return the grid reduced to the best run of each sweep over `best_of`, and a sentence that describes the sweeps.
 
-    The runs of a sweep differ only in that setting. The best run has the best value of the task's `monitor`. If no run
-    of a sweep has finished, the first run is kept. The setting is removed from the runs, so that runs with different
-    values can be paired.
+    The runs of a sweep differ only in the setting that `best_of` names. The best run has the best value of the task's
+    `monitor`. If no run of a sweep has finished, the first run is kept. The swept setting is removed from the settings
+    of each run, so that runs with different values of this setting can be paired.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -49,7 +49,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the run's `monitor`, negative if less is better; None if the run has not finished."""
+    """Return the value of the metric `monitor`, negated if less is better. Return None for an unfinished run."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None

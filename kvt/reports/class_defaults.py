@@ -1,4 +1,4 @@
-"""The arguments of kvt's tasks and data with their defaults, read from their source: `kvt show` imports no torch."""
+"""Reads the arguments of kvt's task and data classes from their source, so that `kvt show` need not import torch."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,9 @@ TASKS = Path(__file__).parents[1] / "tasks"
 
 
 def defaults_of(name: str) -> dict[str, Any]:
-    """Return the constructor's arguments of a class in kvt/tasks with their defaults.
+    """Return a dict that maps each argument of the constructor of a class in kvt/tasks to its default.
 
-    A default that is no literal, and an argument without a default, is `...`.
+    The value is `...` if the argument has no default, or if the default is not a Python literal.
 
     >>> defaults_of("HumanNumbers")
     {'length': 16, 'val_size': 0.2, 'batch_size': 64, 'seed': 0, 'data_dir': None}
@@ -31,10 +31,11 @@ def _classes() -> Mapping[str, ast.ClassDef]:
 def _arguments(
     classes: Mapping[str, ast.ClassDef], name: str, usual: Mapping[str, Any], made: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a class's constructor, then the arguments that it passes on to its bases by **kwargs.
+    """Yield the arguments of a class's constructor, then those of base classes that get its **kwargs.
 
-    As in `kvt.tasks.options`, keywords of a class statement, `usual`, replace defaults. Parameters of `make_model` with
-    a default are arguments of the constructor, unless a subclass has overridden `make_model`, which is `made`.
+    As in `kvt.tasks.options`, keywords of a class statement replace defaults. `usual` has the keywords found so far.
+    Parameters of `make_model` with a default are arguments of the constructor. If `made` is true, a subclass has
+    overridden `make_model`, and the parameters of the overridden method are skipped.
     """
     if name not in classes:
         return

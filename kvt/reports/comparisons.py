@@ -19,14 +19,14 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Add a column for each table with `over_training`: the mean of its metric over all validations of a run."""
+    """Add a column for each table with `over_training`: the mean of the metric over all validations of each run."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column whose value of the table's metric is finite."""
+    """Return the finished runs of a table's column in which the table's metric is finite."""
     return _known(table.runs(results, column), table)
 
 
@@ -46,18 +46,18 @@ class Cell(NamedTuple):
     metric: str
     column: str
     attention: str
-    mean: float  # this and the next five fields are those of `Summary`
+    mean: float  # this field and the next five fields are copied from `Summary`
     over_settings: float
     over_seeds: float
     runs: int
     settings: int
     share_of_settings: float
-    wanted: int  # runs that the grid asks for
+    wanted: int  # number of runs in the grid
     wanted_settings: int
-    fewest_seeds: float  # seeds of the setting with the fewest, among settings that have runs
-    most_seeds: float
+    fewest_seeds: float  # smallest number of seeds among the settings that have runs
+    most_seeds: float  # largest number of seeds among these settings
     diverged: int
-    not_finite: int  # finished runs whose metric is NaN or infinite
+    not_finite: int  # number of finished runs whose metric is NaN or infinite
     published_mean: float
     published_over_settings: float
 
@@ -92,7 +92,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions without a started run; an empty list if no run of any attention has started."""
+    """Return the attentions of which no run has started. If no run of the grid has started, return an empty list."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 
@@ -104,18 +104,18 @@ class Compared(NamedTuple):
     column: str
     attention: str
     baseline: str
-    left_out: int  # settings that are at the ceiling or at chance
+    left_out: int  # number of settings left out, at the ceiling or at chance
     pairs: int = 0
     settings: int = 0
     seeds: int = 0
-    difference: float = nan  # of the metric, of its logarithm, or of the share of solved runs
+    difference: float = nan  # difference of the metric, of its logarithm, or of the share of solved runs
     low: float = nan
     high: float = nan
     beyond_low: float = nan
     beyond_high: float = nan
     p_different: float = nan
     p_equal: float = nan
-    solved: float = nan  # runs of `attention` that solved the task
+    solved: float = nan  # number of runs of `attention` that solved the task
     solved_by_baseline: float = nan
     untested: str = ""
     verdict: str = ""
@@ -129,9 +129,9 @@ class Compared(NamedTuple):
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
     """Compare attentions in each column and pool of a report's tables.
 
-    Both p-values are corrected for the number of all comparisons (Holm). The intervals are not corrected. A setting in
-    which all runs are at the ceiling, or all are at chance, is left out: the task is then too easy or too hard to show
-    a difference.
+    The p-values of both tests are corrected for the number of all comparisons (Holm). The intervals are not corrected.
+    A setting is left out if all its runs are at the ceiling, or if all its runs are at chance: the task is then too
+    easy or too hard to show a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     p_different = holm(pd.Series([row.p_different for row in rows], dtype=float))
@@ -166,10 +166,10 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the metric of a column or pool, a row for each setting and seed, a column for each attention.
+    """Return two frames of the metric in a column or pool: a row is a setting and seed, a column is an attention.
 
-    The first frame has all finished runs. The second frame lacks the settings in which all runs are at the ceiling, or
-    all are at chance. The text of a setting begins with the name of its task.
+    The first frame has all finished runs. The second frame lacks each setting in which all runs are at the ceiling, or
+    all runs are at chance. In the index, the text of a setting begins with the name of its task.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -180,7 +180,7 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column with the task's name in `setting`, and with `chance` and `accuracy`."""
+    """Return finished runs with columns `chance` and `accuracy`, and with the task's name at the start of `setting`."""
     known = _known(table.runs(results, column), table)
     accuracy = known.get(table.accuracy or table.metric, nan)
     known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
@@ -195,11 +195,11 @@ def _untested(both: pd.DataFrame, accuracy: "pd.Series[float]", chance: float | 
     if both.min(axis=None) > table.kind.highest - table.reach:
         return CEILING  # the task is too easy to show a difference
     at_chance = chance is not None and accuracy.max() < chance + table.reach_of_chance
-    return CHANCE if at_chance else ""  # neither has learned anything
+    return CHANCE if at_chance else ""  # neither attention has learned anything
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return a comparison with its difference and, unless it is `untested`, its interval and p-values."""
+    """Return the comparison with its difference. Add the interval and the p-values unless `untested` has a reason."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
@@ -218,5 +218,5 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return for each run the first step at which a metric reaches `NEARLY` times its highest possible value."""
+    """Return for each run the first step at which the metric reaches `NEARLY` · the highest possible value."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()

@@ -19,18 +19,18 @@ from kvt.system.quoting import shell_word
 
 TEMPLATE = Path(__file__).parent / "explorer.html"
 LABELS = {"parameters": "parameters", "seconds": "training time (s)"}
-POINTS = 60  # at most, of one curve
-FEWEST_POINTS = 12
-ALL_POINTS = 300_000  # at most, of all curves together; with many curves, each has fewer than `POINTS`
+POINTS = 60  # largest number of points of one curve
+FEWEST_POINTS = 12  # number of points of a curve if there are very many curves
+ALL_POINTS = 300_000  # largest number of points of all curves together, as far as `FEWEST_POINTS` allows
 
 
 def explorer_page(grid: Grid, outcomes: Outcomes) -> str:
-    """Return the explorer as an HTML page. Names that users choose are only in its JSON, so they cannot act as HTML."""
+    """Return the HTML page. Names that users choose stand only in the JSON of the page, and cannot act as HTML."""
     return page_with(explorer_data(grid, outcomes), TEMPLATE)
 
 
 def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
-    """Return the data of the page: the columns of all runs in the grid's order, the commands and the curves."""
+    """Return the data of the page: a table with a row for each run in the grid's order, the commands and the curves."""
     made = [outcome_of(run, outcomes) for run in grid.runs]
     choices: Iterable[dict[str, Any]] = (
         {
@@ -62,9 +62,9 @@ def explorer_data(grid: Grid, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return for each name the distinct values and, for each row, the index of its value; -1 if it has none."""
+    """Return for each name its distinct values, and for each row the index of the row's value; -1 without a value."""
     places: dict[str, list[int]] = {}
-    values: dict[str, dict[str, Any]] = {}  # by repr, because 1, 1.0 and True are equal as keys
+    values: dict[str, dict[str, Any]] = {}  # the keys are repr(value), because 1, 1.0 and True are equal as keys
     for place, row in enumerate(rows):
         for name, value in row.items():
             if name not in places:
@@ -110,8 +110,8 @@ def _curves(histories: Sequence[pd.DataFrame | None]) -> dict[str, Any]:
     """Return the curves of all runs with a reduced number of points.
 
     "metrics" lists the names of metrics. "steps" lists the distinct sequences of steps. "curves" has a list of groups
-    for each run. A group has the metrics that were measured at the same steps: the index of these steps, the seconds,
-    and the values by index of the metric.
+    for each run. A group holds the metrics that the run measured at the same steps. It has three items: the index of
+    the sequence in "steps", the seconds, and a dict that maps the index of a metric to its values.
     """
     metrics = [*dict.fromkeys(name for history in histories if history is not None for name in _metrics(history))]
     number = sum(len(_metrics(history)) for history in histories if history is not None)

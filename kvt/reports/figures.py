@@ -25,7 +25,7 @@ from kvt.study.outcomes import thinned
 from kvt.system.errors import UserError
 from kvt.tasks.metrics import Metric
 
-OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for a user's attentions, in order of appearance
+OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for attentions that users define, in order of appearance
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
 MARKERS = ("o", "^", "s", "D")
@@ -58,16 +58,16 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-"""The style of all figures of a report. A function that draws one is decorated with `@rc_context(STYLE)`."""
-TICK_STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
-POINTS = 120  # at most, of one curve
-MARKED = 16  # a curve of at most 16 points has markers
+"""The style of all figures of a report. Each function that draws a figure is decorated with `@rc_context(STYLE)`."""
+TICK_STEPS = [1, 2, 2.5, 5, 10]  # distances of ticks, times a power of ten
+POINTS = 120  # largest number of points of one curve
+MARKED = 16  # a curve with at most this number of points has markers
 
 
 class LineStyle(NamedTuple):
     label: str
     colour: str
-    dashes: int  # attentions of one colour differ in dashes or in markers
+    dashes: int  # attentions with the same colour differ in dashes or in markers
 
     @property
     def line(self) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
 def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
     """Draw the learning curves of each attention against steps and against seconds, with a row for each task.
 
-    A curve is the mean over runs. The first metric has a thick line and a band of one standard deviation over runs, cut
-    at the limits of the metric. Other metrics have thin lines. Return None if no task has the first metric.
+    A curve is the mean over runs. The first metric has a thick line and a band of ± one standard deviation over runs,
+    clipped to the range of the metric. Other metrics have thin lines. Return None if no task has the first metric.
 
     Args:
         histories: the frame that `kvt.study.outcomes.table_of_histories` returns.
@@ -146,8 +146,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    A run that has ended keeps its last value. Otherwise the last means would be over the slowest runs alone. Also
-    return the mean time in seconds at which the runs reached each step, or ended.
+    After the last step of a run, its column repeats the last value. Otherwise the means at the last steps would use the
+    longest runs alone. Also return for each row the mean time in seconds at which runs reached the step or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -159,8 +159,9 @@ def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Serie
 def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
-    The whisker is the standard deviation over settings, cut at the limits of the metric. A dot is a run. A diamond is a
-    published mean, at the corrected name of its column. Columns and attentions without values are left out.
+    The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
+    diamond is a published mean. If the paper mislabels a column, the diamond stands in the column with the correct
+    name. Columns and attentions without values are left out.
     """
     cells = pd.DataFrame(cells_of(results, table), columns=Cell._fields).dropna(subset="mean")
     if not len(cells):
@@ -209,14 +210,14 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
 def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
-    A line joins means over runs. Its band is from the lowest to the highest run. A thin line is the accuracy of
-    guessing, if it is known. The horizontal axis is logarithmic. Return None if there are no values.
+    A line joins means over runs. The band of a line is from the lowest to the highest run. A thin line shows the
+    accuracy of guessing, if it is known. The horizontal axis is logarithmic. Return None if no run has values.
 
     Args:
         results: the frame that `kvt.study.outcomes.table_of_results` returns.
         table: the table with the metric and the columns.
-        setting: a setting with positive values, such as "dim"; or metrics that differ in a number, with * in its place,
-            such as "test/acc_*_back", which are drawn against the number.
+        setting: name of a setting with positive values, such as "dim"; or a pattern with * in place of a number, such
+            as "test/acc_*_back". The metrics that match the pattern are drawn against the number.
         words: the label of the horizontal axis.
 
     Raises:
@@ -263,14 +264,14 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
 def as_svg(figure: Figure) -> str:
     """Return a figure as an <svg> element with text as paths. The same figure always gives the same bytes.
 
-    Ids begin with a hash of the data. Figures with different data therefore have different ids, and the ids do not
-    depend on the version of matplotlib.
+    The ids in the <svg> begin with a hash of the figure's data. Figures with different data therefore have different
+    ids, and the ids do not depend on the version of matplotlib.
     """
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     _, start, rest = file.getvalue().partition("<svg")
-    # comments, indentation and digits below a hundredth of a point would take a third of the file
+    # without this, comments, indentation and digits below 0.01 points would take a third of the file
     element = re.sub(r"<!--.*?-->|^\s+", "", start + rest, flags=re.DOTALL | re.MULTILINE)
     element = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), element)
     return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix_of_ids(figure)}", element).strip()
@@ -279,13 +280,13 @@ def as_svg(figure: Figure) -> str:
 def as_pdf(figure: Figure) -> bytes:
     """Return a figure as a PDF with embedded fonts. The same figure always gives the same bytes."""
     file = BytesIO()
-    with rc_context({"pdf.fonttype": 42}):  # TrueType: journals refuse Type 3
+    with rc_context({"pdf.fonttype": 42}):  # 42 embeds TrueType fonts, because journals refuse Type 3 fonts
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     return file.getvalue()
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return the hash of a figure's data. The ids in its <svg> begin with it."""
+    """Return a hash of a figure's data. All ids in the <svg> of the figure begin with this hash."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -304,7 +305,7 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
         axes.plot(mean.index, mean, color=style.colour, **THIN, zorder=2)
         return
     marks: dict[str, Any] = {"marker": "o", "markersize": 2.4} if len(values) <= MARKED else {}
-    if len(values) == 1:  # a single point has no line that shows the dashes
+    if len(values) == 1:  # a single point has no line, so only a marker shows the style
         marks = {"marker": MARKERS[style.dashes], "markersize": 4}
     axes.plot(mean.index, mean, **style.line, linewidth=1.3, **marks, zorder=3)
     if deviation.any():
@@ -319,7 +320,7 @@ def limit_ticks(axes: Axes, number: int) -> None:
 
 
 def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
-    widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # inches, about
+    widths = [0.5 + 0.06 * len(key.get_label()) for key in keys]  # estimated widths in inches
     fitting = len(keys) if sum(widths) <= WIDTH else max(1, int(WIDTH / max(widths)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(keys) // fitting))
     figure.legend(handles=keys, loc="outside lower center", ncols=fitting)

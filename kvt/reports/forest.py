@@ -1,4 +1,4 @@
-"""Draws the forest plot, the main figure of a report: differences of attentions with intervals and margin."""
+"""Draws the forest plot of a report: the differences of attentions with their intervals and the margin."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -22,8 +22,8 @@ FILLED = ("as good", "better", "worse")  # verdicts with a filled marker
 def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
     """Draw the forest plot: the difference and the interval, in points, of each comparison of a table.
 
-    Comparisons at the ceiling and shares of solved runs are left out. The axis has room for all differences. If
-    an interval is longer than the axis, it ends in an arrow. Return None if there are no comparisons.
+    Comparisons at the ceiling and comparisons of numbers of solved runs are left out. The axis shows all differences.
+    An interval that extends beyond the axis ends in an arrow. Return None if no comparison is left.
     """
     shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
     if not shown:

@@ -12,7 +12,7 @@ STAGES = {"train": "training", "val": "validation", "test": "test"}
 
 
 def label(attention: str) -> str:
-    """Return an attention's label in reports: its name in the papers, or the name of the user's own class.
+    """Return an attention's label in reports: the name in the papers, or the class name of a user's attention.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
     ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
@@ -25,13 +25,13 @@ def label(attention: str) -> str:
 
 
 def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
-    """Return the metrics that these tasks declare, followed by the metrics of kvt's tasks."""
+    """Return the metrics that the classes `tasks` declare, followed by the metrics that kvt's tasks declare."""
     ours = (cls for cls in known_classes().values() if issubclass(cls, Task))
     return [*dict.fromkeys(chain.from_iterable(task.metrics for task in (*tasks, *ours)))]
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of a name such as "val/loss". Declarations of `tasks` come before those of kvt's tasks.
+    """Return the `Metric` of a name such as "val/loss". Declarations of `tasks` take precedence over those of kvt.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -43,5 +43,5 @@ def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
 
 
 def in_words(name: str, kind: Metric | None = None) -> str:
-    """Return a metric's stage and name in words, such as "validation loss (nats)"."""
+    """Return the split and the name of a metric in words, such as "validation loss (nats)"."""
     return f"{STAGES[name.partition('/')[0]]} {(kind or metric_of(name)).words}"

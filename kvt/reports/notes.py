@@ -1,4 +1,4 @@
-"""Describes the runs of a report: their share of the grid, their costs, their failures and their machines."""
+"""Writes the notes of a report: the share of the grid that has run, costs, failures, and machines of the runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ SIX_DIGITS = 5e-6  # the largest relative error of a number with six digits
 
 
 def scope(grid: Grid, results: Results) -> list[Markdown]:
-    """Return the first paragraphs of a report: its scale, and its share of the grid and of the paper's grid."""
+    """Return the first paragraphs of a report: the scale, the runs that have ended, and differences from the paper."""
     lines = [Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.runs.state))]
     if grid.scale_diff:
         cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
@@ -73,13 +73,13 @@ def scope(grid: Grid, results: Results) -> list[Markdown]:
 
 
 def other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence that lists known data sets with a number of examples other than published, if any."""
+    """Return a sentence that lists data sets whose number of examples is not the published number; [] without any."""
     notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
     return [OTHER_COUNTS.format("; ".join(found))] if (found := [*dict.fromkeys(filter(None, notes))]) else []
 
 
 def _share(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a paragraph with the share of the grid that has ended; none if no run or all runs have ended."""
+    """Return a paragraph that tells how many runs of the grid have ended; [] if no run or all runs have ended."""
     made = runs.state.isin(TERMINAL)
     if made.all() or not made.any():
         return []
@@ -90,7 +90,7 @@ def _share(runs: pd.DataFrame) -> list[Markdown]:
 
 
 def notes(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield sections on costs of attentions, on repeated, failed and diverged runs, and on machines."""
+    """Yield sections about the costs of attentions, about repeated, failed and diverged runs, and about machines."""
     yield from _costs(results)
     yield from _repeated(results)
     for state in (*FAULTY, State.DIVERGED):
@@ -105,7 +105,7 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    """Return a warning for each task whose runs have equal data settings but different data."""
+    """Return a warning for each task in which runs with equal data settings were trained on different data."""
     lines = []
     settings = results.task + [str(run.config.data) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
@@ -117,7 +117,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield parameters and time of each attention divided by those of the first, for runs on the same machine."""
+    """Yield the ratios of parameters and times to the first attention. Times are compared on the same machine."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -135,7 +135,7 @@ def _costs(results: Results) -> Iterator[Section]:
 
 def _repeated(results: Results) -> Iterator[Section]:
     """Yield the differences between the first results of runs and later results of the same runs."""
-    metrics = [name for name in results.repeats if "/" in name]  # includes metrics that only other tasks have
+    metrics = [name for name in results.repeats if "/" in name]  # including metrics that only some tasks have
     lines = []
     for table in results.tables if len(results.repeats) else ():
         rows = [[table.title, "repeated runs", "identical", "mean difference", "largest absolute difference"]]
@@ -177,7 +177,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff`, with one entry for a setting if its entries are equal for all tasks."""
+    """Return `Grid.scale_diff`. If a setting has equal entries for all tasks, they are merged into one entry."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]

@@ -1,4 +1,4 @@
-"""Converts the Markdown of reports to HTML, and its tables to LaTeX."""
+"""Converts the Markdown of a report to HTML, and the tables in the Markdown to LaTeX."""
 
 import re
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ PAGE = Markup("""\
 
 
 def latex_tables(text: Markdown) -> str:
-    """Return the tables that `markdown_table` wrote, as LaTeX with headings. They need the package booktabs."""
+    """Return the tables that `markdown_table` wrote, as LaTeX for the package booktabs, below their headings."""
     heading, found = "", [r"% \usepackage{booktabs}"]
     for block in str(text).split("\n\n"):
         if block.startswith("#"):
@@ -62,8 +62,8 @@ def _plain(cell: str) -> str:
 
 
 def html_page(title: str, text: Markdown, svgs: Mapping[str, str]) -> Markup:
-    """Return a text as an HTML page. `svgs` are the <svg> elements of its pictures by name."""
+    """Return a text as an HTML page. `svgs` maps the name of each picture to its <svg> element."""
     page = markdown(str(text), extensions=["tables"])
-    page = page.replace(" ± ", "&nbsp;±&nbsp;").replace(" n = ", " n&nbsp;=&nbsp;")  # no line break there
+    page = page.replace(" ± ", "&nbsp;±&nbsp;").replace(" n = ", " n&nbsp;=&nbsp;")  # prevents line breaks
     body = IMAGE.sub(lambda found: f"<figure>\n{svgs[found[1]]}\n</figure>", page)
     return PAGE.format(title=Markdown.escape(title), style=Markup(STYLE), body=Markup(body))

@@ -1,4 +1,4 @@
-"""Finds the number that the paper prints for the settings of a single run."""
+"""Finds the number that the paper publishes for the settings of a single run."""
 
 from collections.abc import Iterator, Mapping
 from math import isfinite, nan
@@ -8,15 +8,15 @@ from kvt.run.config import RunConfig
 from kvt.study.grid import FULL, GridFile, Run, TableEntry, has, runs_of
 from kvt.system.files import GRIDS, read_yaml
 
-FREE = ("seed", "trainer.accelerator", "trainer.val_check_interval")  # settings that need not equal the paper's
+FREE = ("seed", "trainer.accelerator", "trainer.val_check_interval")  # settings that may differ from the paper's
 
 
 def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
-    """Yield names of metrics, such as "test/acc", with a line that has the paper's number for a run's settings.
+    """Yield pairs of a metric, such as "test/acc", and a line with the number that the paper has for a run's settings.
 
     Args:
         config: the configuration of a run.
-        task: the `task_name` of its data. Other grids are skipped, because reading a grid takes seconds.
+        task: the `task_name` of the run's data. Other tasks' grids are skipped: reading a grid takes seconds.
     """
     for path in sorted(GRIDS.glob("*.yaml")):
         content = read_yaml(path, "the grid")

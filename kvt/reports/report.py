@@ -1,4 +1,4 @@
-"""Writes the report of a study: Markdown and its pictures, an HTML page, the explorer and two CSV files."""
+"""Writes the report of a study: a Markdown file with pictures, an HTML page, the explorer and two CSV files."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ FORMATS = ("latex", "pdf")  # formats for papers: tables as LaTeX, pictures as P
 PARAGRAPHS = Markdown("\n\n")
 
 
-@rc_context({"text.parse_math": False})  # a $ in a name does not begin a formula
+@rc_context({"text.parse_math": False})  # a $ in a name is not the start of a formula
 def write_report(
     grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, formats: Collection[str] = ()
 ) -> list[Path]:
@@ -30,14 +30,14 @@ def write_report(
 
     Args:
         grid: the grid, which lists the sections.
-        outcomes: the outcomes of its runs.
-        out: the folder of the report. It is created if it does not exist.
+        outcomes: the outcomes of the grid's runs.
+        out: the folder of the report. The function creates a missing folder.
         root: the folder of the runs, for pictures that need checkpoints.
-        formats: additional formats, a part of `FORMATS`.
+        formats: additional formats, each one of `FORMATS`.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # for example in /proc
+    except FileNotFoundError as error:  # for example, nobody can create a folder in /proc
         raise UserError(f"{out}: cannot create this folder: choose another") from error
     grid, results = measure(grid, outcomes, root)
     sections = [*write_sections(grid, results)]

@@ -1,4 +1,4 @@
-"""Computes the results of a grid once for all sections of a report, so that all use the same comparisons."""
+"""Computes the results of a grid once for a whole report, so that all sections use the same comparisons."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from kvt.system.quoting import Markdown
 
 
 class Results(NamedTuple):
-    """The results of a grid. A sweep over `best_of` has only its best run.
+    """The results of a grid. Of each sweep over `best_of`, only the best run is included.
 
     Attributes:
         runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
@@ -23,7 +23,7 @@ class Results(NamedTuple):
         histories: a row for each step that a finished run logged (see `table_of_histories`).
         tables: the tables that the grid names.
         compared: the `comparisons` of all tables.
-        swept: a sentence about the sweeps, if there are any.
+        swept: a sentence about the sweeps; None for a grid without `best_of`.
         root: the folder of the runs; None if the results come from records.
     """
 
@@ -41,7 +41,7 @@ class Results(NamedTuple):
 
     @property
     def first(self) -> str:
-        """The first attention of the grid. The others are compared with it."""
+        """The first attention of the grid. Reports compare all other attentions with it."""
         return str(self.runs.attention.iloc[0])
 
     def compared_in(self, number: int) -> list[Compared]:
@@ -50,7 +50,7 @@ class Results(NamedTuple):
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
-    """Return the grid with only the best run of each sweep over `best_of`, and the results of these runs."""
+    """Return the grid reduced to the best run of each sweep over `best_of`, and the results of these runs."""
     grid, swept = best_of(grid, outcomes)
     histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
     runs = with_means(table_of_results(grid, outcomes), histories, tables)

@@ -1,4 +1,4 @@
-"""Calls the functions that write the sections of a report. A grid lists them by name or by import path."""
+"""Calls the functions that write the sections of a report. A grid lists the functions by name or by import path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from traceback import format_exception
@@ -22,10 +22,10 @@ class Section(NamedTuple):
     """A part of a report.
 
     Attributes:
-        title: the heading. Without a title, the text continues the previous section.
-        text: paragraphs and tables as `Markdown`. A plain string is escaped: its characters are shown unchanged.
-        tables: the numbers of its tables, for tables.csv.
-        figures: figures by file name, shown below the text.
+        title: the heading. If it is empty, the text continues the previous section.
+        text: paragraphs and tables as `Markdown`. A plain string is escaped, so that readers see it unchanged.
+        tables: the numbers of the section's tables, for tables.csv.
+        figures: a mapping from file name to figure. The figures are shown below the text.
         findings: sentences for the beginning of the report.
     """
 
@@ -37,7 +37,7 @@ class Section(NamedTuple):
 
 
 SectionFunction = Callable[[Grid, Results], Iterable[Section]]
-"""A function that a grid lists. It returns any number of sections."""
+"""A function that a grid lists under `sections`. The function returns any number of sections."""
 
 
 def sections_of(grid: Grid) -> list[SectionFunction]:
@@ -59,13 +59,13 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
         except Exception as error:
             if user_error(error) is not None:
                 raise
-            in_function = error.__traceback__ and error.__traceback__.tb_next  # skips kvt's frame
+            in_function = error.__traceback__ and error.__traceback__.tb_next  # leaves out the frame of this function
             say("".join(format_exception(error.with_traceback(in_function))))
             raise UserError(f"section {name} of {grid.name} failed: {type(error).__name__}: {error}") from error
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if the entries of a grid for its report are invalid. A study calls this before its first run."""
+    """Raise UserError if a report key of a grid is invalid. A study calls this function before the first run."""
     for check in (sections_of, tables_of, curves_of, against_of, swept_setting):
         check(grid)
 

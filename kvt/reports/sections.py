@@ -1,4 +1,4 @@
-"""Writes the sections of a report whose grid lists none: differences, tables, curves and notes."""
+"""Writes the default sections of a report, used if the grid lists no sections."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from kvt.reports import figures
 from kvt.reports.comparisons import CEILING, CHANCE, NEARLY, Cell, Compared, cells_of
 from kvt.reports.forest import forest
 from kvt.reports.names import label
-from kvt.reports.notes import notes, other_counts  # noqa: F401  (notes is a section, too)
+from kvt.reports.notes import notes, other_counts  # noqa: F401  (grids can list notes as a section)
 from kvt.reports.results import Results, measure
 from kvt.reports.section import Section
 from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
@@ -91,14 +91,14 @@ setting gives more information than a further seed.""")
 
 
 def differences(grid: Grid, results: Results) -> Iterator[Section]:
-    """List the verdicts and draw the forest plots."""
+    """Yield a section that lists the verdicts and shows the forest plots."""
     compared = [(table, results.compared_in(number)) for number, table in enumerate(results.tables)]
     drawn = {f"differences-{_slug(table)}": forest(lines, table, results.first) for table, lines in compared}
     yield Section(figures=_known(drawn), findings=[one for table, lines in compared for one in _findings(table, lines)])
 
 
 def tables(grid: Grid, results: Results) -> Iterator[Section]:
-    """Write each table with our means, the published means and the comparisons with the first attention."""
+    """Yield a section for each table: our means, published means and comparisons with the first attention."""
     for number, table in enumerate(results.tables):
         cells, compared = cells_of(results.runs, table), results.compared_in(number)
         text = [*_text_of_table(grid, results, cells, table), *_comparisons(results, table, compared)]
@@ -106,7 +106,7 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def curves(grid: Grid, results: Results) -> Iterator[Section]:
-    """Draw learning curves, bars, and metrics against a setting, such as the width."""
+    """Yield a section of figures: learning curves, bars, and metrics against a setting such as the width."""
     drawn: dict[str, Figure | None] = {}
     if len(histories := results.histories):
         columns = columns_of(grid, grid.file.columns)
@@ -124,7 +124,7 @@ def curves(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def verdicts(grid: Grid, outcomes: Outcomes) -> Iterator[str]:
-    """Yield lines for a terminal: our numbers with the published ones, and the findings of the report."""
+    """Yield lines for a terminal: our numbers beside published numbers, and the findings of the report."""
     _, results = measure(grid, outcomes)
     for number, table in enumerate(results.tables):
         cells = [cell for cell in cells_of(results.runs, table) if cell.runs and isfinite(cell.published_mean)]
@@ -144,7 +144,7 @@ def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
 
 
 def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return a sentence that lists the decided comparisons of a table and counts the others; empty without any."""
+    """Return a sentence that lists decided comparisons of a table and counts the others; [] without comparisons."""
     found, told = [], ("worse", "better", "as good", "diverges")
     for verdict in told:
         where: dict[str, list[str]] = {}

@@ -13,21 +13,21 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION = "direction unknown"
-MIN_SAMPLES = 3  # a test needs as many settings, or as many seeds of a single setting
+MIN_SAMPLES = 3  # a test needs this number of settings, or this number of seeds of a single setting
 EXACT = 1e-9  # tolerance for rounding errors
 
 
 class Summary(NamedTuple):
     mean: float  # mean over settings of the mean over seeds
     over_settings: float  # standard deviation of these means; NaN for a single setting
-    over_seeds: float  # standard deviation within a setting, pooled; NaN for a single seed
+    over_seeds: float  # standard deviation over the seeds of a setting, pooled over settings; NaN for a single seed
     runs: int
     settings: int
-    share_of_settings: float  # share of the variance over runs; the rest is due to seeds; NaN if unknown
+    share_of_settings: float  # share of the variance over runs that is due to settings, not to seeds; NaN if unknown
 
 
 class Spread(NamedTuple):
-    """The standard error of a mean difference and its degrees of freedom; NaN if unknown."""
+    """The standard error of a mean difference, and the degrees of freedom of this error; NaN if unknown."""
 
     error: float = nan
     freedom: float = nan
@@ -38,17 +38,17 @@ class Spread(NamedTuple):
         return float(stats.t.isf(SIGNIFICANT / 2, self.freedom)) * self.error
 
     def p(self, distance: float) -> float:
-        """Return the two-sided p-value of a difference that is `distance` away from the value tested."""
+        """Return the two-sided p-value of a difference whose distance from the tested value is `distance`."""
         return float(np.minimum(2 * stats.t.sf(distance / np.maximum(self.error, float_info.min), self.freedom), 1))
 
 
 class Comparison(NamedTuple):
     """The difference between two attentions, in the units of the metric.
 
-    `spread` is for the settings of the grid: seeds are the sample. With fewer than two seeds on average, settings are
-    the sample. `beyond` is for other settings, too: settings and seeds are samples. Intervals and tests assume normally
-    distributed differences. The interval excludes 0 if and only if `different` is below 5 %. It lies within the margin
-    if and only if `equal` is below 5 %.
+    `spread` describes the settings of the grid: seeds are the sample. With fewer than two seeds on average, settings
+    are the sample. `beyond` describes settings in general: settings and seeds are samples. Intervals and tests assume
+    normally distributed differences. The interval excludes 0 if and only if `different` is below 5 %. The interval lies
+    within the margin if and only if `equal` is below 5 %.
     """
 
     difference: float  # mean over settings of the mean paired difference
@@ -65,23 +65,24 @@ class Comparison(NamedTuple):
 
     @property
     def interval_beyond(self) -> tuple[float, float]:
-        """The ends of the 95 % t interval for settings in general, not only those of the grid."""
+        """The ends of the 95 % t interval for settings in general, not only for the settings of the grid."""
         return self.difference - self.beyond.reach, self.difference + self.beyond.reach
 
     @property
     def different(self) -> float:
-        """The p-value of the t-test that the true difference is 0."""
+        """The p-value of the t-test of the hypothesis that the true difference is 0."""
         return self.spread.p(abs(self.difference))
 
     def equal(self, margin: float) -> float:
-        """Return the p-value of two one-sided t-tests of a difference beyond ±margin, doubled to match the interval."""
+        """Return the p-value of two one-sided t-tests (TOST) for ± margin, doubled to agree with the 95 % interval."""
         return self.spread.p(margin - abs(self.difference))
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
-    """Return mean and spread of a metric over runs, given the setting of each run; NaN if there are no runs.
+    """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
 
-    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / seeds (one-way random effects).
+    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / seeds (one-way random effects), where
+    "seeds" is the number of seeds of a setting.
     """
     groups = values.groupby(settings)
     means, seeds = groups.mean(), groups.count()
@@ -95,19 +96,19 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs. Each argument has one value for each pair.
 
-    Let d be the difference of a pair minus the mean difference of its setting, n the number of seeds of its setting,
-    and S the number of settings. Two intervals are computed, and the wider one is used:
+    Let d be the difference of a pair minus the mean difference of the pair's setting, n the number of seeds of this
+    setting, and S the number of settings. Two intervals are computed, and the wider one is used:
 
-    * Pairs are independent: the variance of the mean is Σ d² / Σ (n − 1) · Σ 1/n / S², with Σ (n − 1) degrees of
+    * If pairs are independent, the variance of the mean is Σ d² / Σ (n − 1) · Σ 1/n / S², with Σ (n − 1) degrees of
       freedom.
-    * Seeds are independent, but the pairs of a seed are not, because the seed chooses data, order and initial weights
-      in all settings: the variance is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with R − 1
-      degrees of freedom. R = 1 / Σ w² is the effective number of seeds. The weight w of a seed is its sum of
-      1 / (n · S). If all settings have the same seeds, R is their number.
+    * If only seeds are independent, because a seed chooses data, order and initial weights in all settings, the
+      variance of the mean is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with R − 1 degrees of
+      freedom. R = 1 / Σ w² is the effective number of seeds. The weight w of a seed is the sum of 1 / (n · S) over the
+      seed's pairs. If all settings have the same seeds, R is the number of seeds.
 
     With fewer than two effective seeds, settings are the sample. For `beyond`, the variance of the means of settings
-    divided by S is added (Satterthwaite). Both terms contain the noise of single runs, so the interval is rather too
-    wide than too narrow.
+    divided by S is added (Satterthwaite). Both terms contain the noise of single runs, so this interval tends to be too
+    wide.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     groups = pairs.groupby("setting").d
@@ -129,7 +130,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
 
 
 def with_reach(difference: float, reach: float) -> str:
-    """Format a difference with half the width of its interval; without the width if it is NaN.
+    """Format a difference, followed by ± half the width of its interval. If `reach` is NaN, leave out the ± part.
 
     >>> with_reach(0.25, 0.125), with_reach(-0.25, float("nan"))
     ('+0.250 ± 0.125', '-0.250')
@@ -147,7 +148,7 @@ def _joined(one: Spread, other: Spread) -> Spread:
 class Shares(NamedTuple):
     """The numbers of paired runs that have solved a task with each of two attentions.
 
-    They describe results of which some are perfect and others are near chance. A mean would describe neither.
+    The numbers suit tasks in which some runs are perfect and other runs are near chance. A mean suits neither group.
     """
 
     solved: int
@@ -167,8 +168,8 @@ def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
     """Return p-values corrected for the number of tests by Holm's method. NaN does not count as a test.
 
-    The probability of one or more false findings at a threshold of 5 % is then at most 5 %, even if tests depend on
-    each other.
+    At a threshold of 5 % for the corrected p-values, the probability of one or more false findings is at most 5 %, even
+    if the tests depend on each other.
     """
     ranked = p.dropna().sort_values()
     factors = np.arange(len(ranked), 0, -1)

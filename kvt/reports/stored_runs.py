@@ -1,4 +1,4 @@
-"""Lists the runs in a folder, prints the details of one, and draws their learning curves."""
+"""Lists the runs in a folder, describes a single run, and draws learning curves of runs."""
 
 import re
 from collections import defaultdict
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = ("seen_in_training", "parameters", "seconds", "precision", "commit")
-"""Fields of result.json that a card shows besides metrics and notes."""
+"""Fields of result.json that the description of a run shows besides metrics and notes."""
 SCORES = ("bleu", "bpb", "bpc", "acc", "loss")
-"""Metrics by priority. The score of a run is the first of them in its result."""
+"""Metrics by priority. The score of a run is the first of these metrics that the run's result has."""
 WIDTH = 80
 """The width of the list in characters if the output is not a terminal."""
 MAX_VALUE = 50
-"""The largest number of characters of a value in the list. A tokenizer's value would fill pages."""
+"""The largest number of characters of a setting's value in the list. A tokenizer would fill pages without it."""
 INDENT = "    "
 MOST_LABELLED = 10
-"""The largest number of curves in a panel whose legend lists each run."""
+"""The largest number of curves for which the legend of a panel lists each run."""
 SHORTEST = 24
-"""The smallest number of characters to which a path is shortened."""
+"""The smallest number of characters of a shortened path."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StoredRun:
     Attributes:
         path: the path of the folder as it is printed.
         folder: the absolute path.
-        outcome: state and result of the run, without its history.
+        outcome: state and result of the run; its history is not read.
     """
 
     path: str
@@ -56,7 +56,7 @@ class StoredRun:
 
     @property
     def config(self) -> RunConfig | None:
-        """The stored configuration; None if the file is damaged."""
+        """The stored configuration; None if config.yaml is damaged."""
         return self.outcome.config
 
     @property
@@ -69,12 +69,12 @@ class StoredRun:
 
     @property
     def state(self) -> str:
-        """The state in a word; "stopped" if the run has not ended and no process trains it."""
+        """The state in one word, such as "stopped" for a run that has not ended and that no process is training."""
         return {State.STARTED: "stopped", State.LOCKED: "running"}.get(self.outcome.state, str(self.outcome.state))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings by bare name, such as "dim", and the checkpoint that the run continued from, "ckpt_path"."""
+        """All settings by bare name, such as "dim", with "ckpt_path", the checkpoint that the run started from."""
         if not self.config:
             return {}
         parent = {"ckpt_path": self.config.ckpt_path} if self.config.ckpt_path else {}
@@ -82,22 +82,22 @@ class StoredRun:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """The name and the value of the score: the first of `SCORES` in the result. None without a result."""
+        """Name and value of the score, which is the first metric of `SCORES` in the result. None without a result."""
         result = self.outcome.result
         names = [f"{stage}/{name}" for stage in ("test", "val") for name in SCORES]
         names += [name for name in result if name.startswith(("test/", "val/"))]
         return next(((name, result[name]) for name in names if name in result), None)
 
     def measured(self, name: str) -> tuple[str, float] | None:
-        """Return a metric's name, such as "test/acc", and its value; None if the result does not have it."""
+        """Return a metric's name, such as "test/acc", and its value; None if the result lacks the metric."""
         return (name, self.outcome.result[name]) if name in self.outcome.result else None
 
     def better(self, name: str) -> str | None:
-        """Return whether "more" or "less" of a metric is better; None if the task does not declare it."""
+        """Return "more" or "less", whichever is better for a metric; None if the task does not declare a direction."""
         if (declared := self.outcome.result.get("better")) is not None:
             bare = name.partition("/")[2]
-            return declared.get(bare, declared.get(re.sub(r"\d+", "{}", bare)))  # a metric of a bin, such as acc_4_back
-        from kvt.reports.names import metric_of  # imports torch; only results of older versions need it
+            return declared.get(bare, declared.get(re.sub(r"\d+", "{}", bare)))  # "acc_{}_back" for acc_4_back
+        from kvt.reports.names import metric_of  # imports torch; needed only for results of older versions of kvt
 
         return metric_of(name).better
 
@@ -107,7 +107,7 @@ class StoredRun:
 
     @cached_property
     def when(self) -> datetime:
-        """The time at which the run ended, or began if it has not ended."""
+        """The time at which the run ended. For a run that has not ended, the time at which the run began."""
         written = datetime.fromtimestamp((self.folder / CONFIG).stat().st_mtime, UTC)
         return (self.outcome.result.get("finished") or written).astimezone()
 
@@ -117,7 +117,7 @@ class StoredRun:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield name, value and default of each setting that differs from the task's YAML and the classes' defaults."""
+        """Yield (name, value, default) of each setting whose value is not the default of the task's YAML or class."""
         if self.config:
             usual = _usual(self.task, self.config.model["class_path"], self.config.data["class_path"])
             for name, value in self.config.stated.items():
@@ -129,7 +129,7 @@ class StoredRun:
 
 @cache
 def _packaged() -> Mapping[str, tuple[dict[str, str], Sections]]:
-    """Return the classes and the settings of each of kvt's YAML files by name."""
+    """Return a dict that maps the name of each task's YAML file in kvt to the file's classes and settings."""
     return {name: read_paths([str(CONFIGS / f"{name}.yaml")], {}) for name in yaml_names(CONFIGS)}
 
 
@@ -137,9 +137,9 @@ def _packaged() -> Mapping[str, tuple[dict[str, str], Sections]]:
 def _usual(task: str, model: str, data: str) -> Mapping[str, Any]:
     """Return the default settings of a task, by the names of `RunConfig.flat`, without importing its classes.
 
-    The settings are the defaults of kvt's classes and the values of the task's YAML file. Only files with these classes
-    count. The chosen file has the task's name, or the longest name that begins the task's name. If no file has such a
-    name, and only one file has these classes, this file is chosen.
+    The settings are the defaults of kvt's classes and the values of the task's YAML file. Only YAML files with the
+    classes `model` and `data` are considered. The chosen file has the task's name, or the longest name with which the
+    task's name begins. If no file has such a name, a file is chosen only if it is the only one considered.
     """
     paths = dict(zip(BUILT, (model, data), strict=True))
     defaults = {
@@ -161,7 +161,7 @@ def find_runs(root: Path) -> list[StoredRun]:
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Read a run from its folder. If its files are damaged, its outcome has a message that says so."""
+    """Read a run from its folder. If a file is damaged, the message of the outcome names the damage."""
     config = None
     try:
         config = stored_config(folder)
@@ -194,7 +194,7 @@ def select(runs: Iterable[StoredRun], task: str | None, attn: str | None, where:
 
 
 def rank(run: StoredRun, score: tuple[str, float] | None) -> float:
-    """Return the sort key of a score, which puts the best run last: the score, negative if less is better."""
+    """Return the sort key of a score: the score, negated if less is better. The best run is therefore last."""
     if score is None:
         return -inf
     name, value = score
@@ -214,9 +214,9 @@ COLUMNS = {
 def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
     """Return the list as text with a line for each run, sorted by a column or by a metric.
 
-    If `sort` is a metric, the list shows it as the score. Below a run are settings that distinguish it from other runs
-    of its task. If lines would be longer than `width`, the last columns are left out. If that is not enough, paths are
-    shortened in the middle. Run, score and the sorted column are never left out.
+    If `sort` is a metric, the list shows it as the score. Below each run stand the settings that distinguish the run
+    from other runs of its task. If lines are longer than `width`, the last columns are left out. If lines are still too
+    long, paths are shortened in the middle. The columns run and score and the sorted column are never left out.
 
     Raises:
         UserError: `sort` is neither a column nor a metric of a run.
@@ -235,7 +235,7 @@ def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
     fitting = [*range(len(COLUMNS))]
-    for n in fitting[:1:-1]:  # from the last to the third
+    for n in fitting[:1:-1]:  # from the last column to the third column
         if sum(widths[n] + 2 for n in fitting) - 2 > width and rows[0][n] != sort:
             fitting.remove(n)
     widths[0] = int(min(widths[0], max(width - sum(widths[n] + 2 for n in fitting[1:]), SHORTEST)))
@@ -245,15 +245,15 @@ def list_of(runs: Sequence[StoredRun], sort: str, width: float = inf) -> str:
 
 
 def _shortened(path: str, width: int) -> str:
-    """Return a path shortened to `width` characters. Its middle is replaced by an ellipsis."""
+    """Return a path shortened to `width` characters. An ellipsis replaces the middle of the path."""
     end = (width - 1) * 2 // 3
     return path if len(path) <= width else f"{path[: width - 1 - end]}…{path[len(path) - end :]}"
 
 
 def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
-    """Return for each run, by folder, lines with the settings that distinguish it from other runs of its task.
+    """Return a dict that maps a run's folder to lines of settings that distinguish the run from others of its task.
 
-    Values that all runs of the task share and values that are part of the path are left out.
+    Values that all runs of the task share and values that are part of the run's path are left out.
     """
     by_task: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
@@ -264,7 +264,7 @@ def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
         names = {name for settings in own for name in settings}
         telling = [n for n in sorted(names) if any(s.get(n, ...) != own[0].get(n, ...) for s in own)]
         for run, settings in zip(group, own, strict=True):
-            parts = run.folder.parts  # the path of a user's attention has only the name of its class
+            parts = run.folder.parts  # for a user's attention, the path has the class name without the module
             there = [n for n in telling if n in settings and str(settings[n]).rpartition(".")[2] not in parts]
             text = printable(", ".join(f"{name} {_brief(settings[name])}" for name in there))
             lines[run.folder] = wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
@@ -272,7 +272,7 @@ def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
 
 
 def _brief(value: Any) -> str:
-    """Return a setting's value in a line: classes whole, such as `EMAWeightAveraging(decay=0.99)`, other values cut."""
+    """Return a setting's value in one line. Objects such as `EMAWeightAveraging(decay=0.99)` are never truncated."""
     shown = in_short(value)
     text = yaml_line(value) if shown is value else str(shown)
     return text if shown is not value or len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
@@ -283,7 +283,7 @@ def megabytes(size: int) -> str:
 
 
 def card(run: StoredRun) -> str:
-    """Return a description of a run: state, settings that differ from its task's, result, commands that use it."""
+    """Describe a run: its state, the settings that are not defaults, the result, and commands that use the run."""
     outcome = run.outcome
     state = f"{run.state}: {outcome.message}" if outcome.message else run.state
     head = f"{run.path}: {run.task}, {run.attn}, {state}, {run.when:%Y-%m-%d %H:%M}, {megabytes(run.size)}"
@@ -305,14 +305,14 @@ def card(run: StoredRun) -> str:
 
 
 def _commands(run: StoredRun) -> Iterator[str]:
-    """Yield the commands that use a run. A run that continued another run cannot be repeated with another seed."""
+    """Yield commands that use a run. A run that started from a checkpoint has no command to repeat the run."""
     path = Path(run.path)
     best = best_checkpoint(path)
     if run.outcome.state == State.STARTED and last_checkpoint(path).exists():
         yield f"kvt fit --resume {shell_word(run.path)}"
     if best.exists():
         own = run.config.own_flags if run.config else ""
-        if run.config and run.config.model["class_path"].startswith("kvt."):  # other models may have no maps
+        if run.config and run.config.model["class_path"].startswith("kvt."):  # a user's model may have no maps
             yield f"kvt maps --ckpt_path {shell_word(best)}{own}"
         yield f"kvt {'test' if _has_test(run) else 'validate'} --ckpt_path {shell_word(best)}{own}"
     if run.config and not run.config.ckpt_path:
@@ -320,7 +320,7 @@ def _commands(run: StoredRun) -> Iterator[str]:
 
 
 def _has_test(run: StoredRun) -> bool:
-    """Return True if the run's data have a test split, False if they have none or if it is unknown."""
+    """Return True if the run's data have a test split. Return False if they have no test split or if it is unknown."""
     seen, result = run.outcome.result.get("seen_in_training"), run.outcome.result
     return any(name.startswith("test/") for name in result) or (isinstance(seen, Mapping) and "test" in seen)
 
@@ -328,7 +328,7 @@ def _has_test(run: StoredRun) -> bool:
 def draw(runs: Sequence[StoredRun]) -> "Figure":
     """Draw the validation score of each run against steps, with a panel for each task and metric.
 
-    The legend of a panel lists its runs if there are at most `MOST_LABELLED`, and otherwise their attentions.
+    The legend of a panel lists up to `MOST_LABELLED` runs. For more runs, the legend lists their attentions.
 
     Raises:
         UserError: none of the runs has a curve.

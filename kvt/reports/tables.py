@@ -15,7 +15,7 @@ from kvt.system.errors import unknown
 from kvt.tasks.metrics import ACC, Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
-"""By attention and column: mean and standard deviation over settings, which may be NaN."""
+"""A mapping from attention and column to mean and standard deviation over settings. The latter may be NaN."""
 
 
 class Table(NamedTuple):
@@ -25,13 +25,13 @@ class Table(NamedTuple):
     published: Published = MappingProxyType({})
     relabelled: Mapping[str, str] = MappingProxyType({})  # the correct names of columns that the paper mislabels
     note: str = ""
-    chance: Mapping[str, float] = MappingProxyType({})  # the accuracy of guessing by run, if it is known
+    chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
-    margin: float = 1.0  # in points; smaller differences count as equal
-    solved: Collection[str] = ()  # columns that compare numbers of runs with `NEARLY` the highest value
-    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # names of runs of several columns together
-    pairs: Sequence[tuple[str, str]] = ()  # attentions to compare, besides each with the first
-    over_training: str = ""  # if not empty, `metric` is the mean of this one over all validations
+    margin: float = 1.0  # in points; a difference below the margin counts as equal
+    solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
+    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to their runs
+    pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
+    over_training: str = ""  # if not empty, `metric` is the mean of this metric over all validations
 
     @property
     def title(self) -> str:
@@ -45,11 +45,11 @@ class Table(NamedTuple):
 
     @property
     def reach_of_chance(self) -> float:
-        """The margin in units of the accuracy."""
+        """The margin as an accuracy, for comparisons with `chance`."""
         return self.margin * ACC.point if self.accuracy else self.reach
 
     def chance_in(self, column: str) -> float | None:
-        """Return the lowest accuracy of guessing in a column or pool; None if it is unknown for a run."""
+        """Return the lowest accuracy of guessing in a column or pool; None if it is unknown for any run."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -58,7 +58,7 @@ class Table(NamedTuple):
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
-        """Return the rows of a column or pool."""
+        """Return the rows of `results` that belong to a column or pool."""
         return results[results.name.isin(self.names(column))]
 
     @property
@@ -70,7 +70,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Return the names of the runs of each column; raise UserError for a column without runs at any scale."""
+    """Map each column to the names of its runs; raise UserError if a column has no runs at any scale of the grid."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -83,17 +83,17 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
     """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid without `tables` has one for each `monitor` of its tasks: the test metric, or the validation metric of tasks
-    without a test split.
+    A grid without `tables` gets a table for each metric that is the `monitor` of a task. The table has the test metric,
+    or the validation metric of tasks without a test split.
     """
-    columns_of(grid, grid.file.columns)  # checks the columns, which the curves need even if no table does
+    columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
     found = _usual(grid, outcomes) if entries is None else (_table(grid, entry) for entry in entries)
     return [table for table in found if table.columns]
 
 
 def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
-    """Yield a table for each `monitor`, of the test metric or, if finished runs have none, of the validation metric."""
+    """Yield for each `monitor` a table of the test metric, or of the validation metric for tasks without test split."""
     metrics: dict[str, set[str]] = {}
     for run in grid.runs:
         metrics.setdefault(run.config.classes["model"].monitor, set()).add(run.task)
@@ -112,7 +112,7 @@ def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the `curves` of a grid: for each figure of learning curves its metrics, the main one first."""
+    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first."""
     known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
@@ -133,14 +133,14 @@ def _tasks_of(grid: Grid) -> list[Any]:
 
 
 def kind_of(grid: Grid, metric: str) -> Metric:
-    """Return the `Metric` that the grid's tasks, or else kvt's tasks, declare with this name."""
+    """Return the `Metric` with this name that the grid's tasks declare, or else the declaration of kvt's tasks."""
     return metric_of(metric, _tasks_of(grid))
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: the settings on the horizontal axes of figures, by axis label.
+    """Return the `against` of a grid: a dict that maps the label of a horizontal axis to the setting on this axis.
 
-    A name such as "test/acc_*_back" stands for metrics that differ in a number, which is then on the axis.
+    A name such as "test/acc_*_back" stands for all metrics that match it. The matched number is then on the axis.
     """
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]

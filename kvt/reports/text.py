@@ -1,4 +1,4 @@
-"""Formats cells and comparisons of a table as text and as rows of tables.csv."""
+"""Formats the cells and the comparisons of a table as Markdown and as rows of tables.csv."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite, isnan, nan
@@ -14,7 +14,7 @@ from kvt.tasks.metrics import Metric
 
 
 def verdict_in_words(compared: Compared, kind: Metric) -> str:
-    """Return the verdict of a comparison. "undecided" is followed by the smallest margin in points."""
+    """Return the verdict of a comparison. After "undecided", add the smallest margin in points."""
     margin = compared.smallest_margin if compared.verdict == "undecided" else nan
     return compared.verdict + (f", ± {margin / kind.point:.2f}" if isfinite(margin) else "")
 
@@ -32,7 +32,7 @@ def counts_of(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference with its interval in points, or the numbers of solved runs if these are compared."""
+    """Return the difference and its interval in points. If numbers of solved runs are compared, return the numbers."""
     if isfinite(compared.solved):
         return f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
     return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind, " ")
@@ -45,14 +45,14 @@ def interval_of(low: float, high: float, kind: Metric, before: str = "") -> str:
 def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False) -> Markdown:
     """Return a table with our results, the published results and their difference.
 
-    If `relabelled`, published numbers are in the columns with the corrected names, otherwise as the paper prints them.
+    If `relabelled`, published numbers stand in the columns with corrected names, otherwise in the paper's columns.
     """
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
     for attention in dict.fromkeys(cell.attention for cell in cells):
         ours = [cell for cell in cells if cell.attention == attention]
         means = np.array([cell.mean for cell in ours])
-        # NaN if a column is missing: a mean over fewer columns could not be compared
+        # NaN if a column has no mean: means over different columns are not comparable
         lines.append([bold_label(attention), *(_cell(kind, cell) for cell in ours), kind.value(means.mean())])
         if theirs := all_published.get(attention, {}):
             published = [theirs.get(column, (nan, nan)) for column in table.columns]
@@ -65,7 +65,7 @@ def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """Return a table with a row for each comparison. If none is tested, the columns of tests are left out."""
+    """Return a table with a row for each comparison. If no comparison is tested, omit the columns of tests."""
     lines = [["", "pair", "n", "difference", "beyond this grid", "p (no difference)", "p (TOST)", "verdict"]]
     for one in compared:
         beyond = interval_of(one.beyond_low, one.beyond_high, kind)
@@ -77,7 +77,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List the comparisons at the ceiling by column, such as "copy; reverse (all but KV+Pos); sort (KV)"."""
+    """List the columns with comparisons at the ceiling, such as "copy; reverse (all but KV+Pos); sort (KV)"."""
     words = []
     with_first = [one for one in compared if one.baseline == compared[0].baseline]
     for column in dict.fromkeys(one.column for one in with_first):
@@ -91,7 +91,7 @@ def at_the_ceiling(compared: Sequence[Compared]) -> str:
 
 
 def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
-    """Return a table of the shares of variance that are due to settings; None if all are unknown."""
+    """Return a table of the shares of variance that are due to settings; None if all shares are unknown."""
     shares: dict[str, list[float]] = {}
     for cell in cells:
         shares.setdefault(cell.attention, []).append(cell.share_of_settings)
@@ -100,7 +100,7 @@ def shares_table(cells: Iterable[Cell], table: Table) -> Markdown | None:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return a table of the median step at which the validation metric reaches `NEARLY` times its highest value.
+    """Return a table of the median step at which the validation metric reaches `NEARLY` · its highest possible value.
 
     Return None if no run has this metric.
     """
@@ -117,13 +117,13 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
 def attentions_table(
     columns: Iterable[str], rows: Mapping[str, Iterable[float]], form: Callable[[float], str]
 ) -> Markdown:
-    """Return a table with a row for each attention and a dash for numbers that are not finite."""
+    """Return a table with a row for each attention. A dash stands for a number that is not finite."""
     lines = [[bold_label(name), *(form(x) if isfinite(x) else "–" for x in row)] for name, row in rows.items()]
     return markdown_table([["", *columns], *lines])
 
 
 def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table) -> list[pd.DataFrame]:
-    """Return rows for tables.csv: each cell with the comparisons of its attention, and the comparisons in pools."""
+    """Return rows for tables.csv: each cell with its attention's comparisons, then the comparisons of pools."""
     found = pd.DataFrame(cells, columns=Cell._fields)
     unused = [] if found.published_mean.notna().any() else ["published_mean", "published_over_settings"]
     unused += [] if found.not_finite.any() else ["not_finite"]

@@ -1,1 +1,1 @@
-"""Pictures of attention maps, and an HTML page to explore them."""
+"""Pictures of attention maps, and an HTML page to explore attention maps."""

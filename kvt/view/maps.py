@@ -37,19 +37,19 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_writable
 from kvt.system.quoting import printable
 
-if TYPE_CHECKING:  # at run time, `kvt bench` uses this module without importing the tasks
+if TYPE_CHECKING:  # not imported at run time, because `kvt bench` imports this module and needs no tasks
     from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
 MAX_LABELLED = 40
-"""The largest number of tokens for which the labels beside a map are readable."""
+"""The largest number of tokens for which a map gets labels. More labels would be too small to read."""
 FONT = 6.5  # size in points
 REAL = 0.005
-"""The largest absolute imaginary part of an eigenvalue that is described as real."""
+"""An eigenvalue is described as real if the absolute value of its imaginary part is less than this number."""
 COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
 Labels = tuple[list[str], list[str]] | None
-"""The tokens of the rows and of the columns of a map; None for no labels."""
+"""The labels of the rows and the labels of the columns of a map. None: the map has no labels."""
 
 
 class NotebookFigure(Figure):
@@ -68,15 +68,15 @@ class Layer(NamedTuple):
     weights: Tensor  # the attention maps, (heads, N, M)
     scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N)
     labels: Labels
-    overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights to draw over it, (heads, H', W')
-    looked_at: Tensor | None = None  # int64 (heads, N): where each position attends most on average
+    overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights (heads, H', W') to draw over it
+    looked_at: Tensor | None = None  # int64 (heads, N): the position with each row's largest mean weight
     symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
 
     @property
     def eigenvalues(self) -> Tensor | None:
         """The eigenvalues of self-attention maps, complex (heads, N).
 
-        None for causal maps, whose eigenvalues are just their diagonal entries.
+        None for causal maps, because the eigenvalues of a causal map are its diagonal entries.
         """
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
@@ -85,14 +85,14 @@ class Layer(NamedTuple):
 class Example(NamedTuple):
     """The attention of all layers for one example of the validation split."""
 
-    number: int  # index of the example in the split
+    number: int  # index of the example in the validation split
     caption: str
     layers: Sequence[Layer]
 
 
 @torch.no_grad()
 def examine(task: "Task", batch: Any, number: int = 0) -> Example:
-    """Return the attention of all layers for a batch of one example, with a caption. The task must be in eval mode."""
+    """Return the attention of all layers and a caption for a batch of one example. `task` must be in eval mode."""
     inputs = _inputs(task, batch)
     with record_maps(task.model) as maps:
         outputs = task(*inputs)
@@ -102,9 +102,9 @@ def examine(task: "Task", batch: Any, number: int = 0) -> Example:
 
 
 def collect_maps(task: "Task", batch: Any) -> Sequence[Layer]:
-    """Return the attention of all layers for a batch of one, in the order of the layers.
+    """Return the attention of all layers for a batch of one example, in the order of the layers.
 
-    Put the task in eval mode first.
+    The caller must put `task` in eval mode first.
     """
     return examine(task, batch).layers
 
@@ -118,13 +118,13 @@ def _layer(found: AttentionMap, example: int, tokens: Labels) -> Layer:
 def draw_maps(
     maps: Sequence[AttentionMap], title: str = "", example: int = 0, tokens: Sequence[str] | None = None
 ) -> Figure:
-    """Draw the maps of `kvt.record_maps` in the style of `kvt maps`; Jupyter shows the figure.
+    """Draw the maps that `kvt.record_maps` recorded, in the style of `kvt maps`. Jupyter displays the returned figure.
 
     Args:
         maps: the attention maps of one forward pass.
         title: title of the figure.
         example: index of the example in the batch.
-        tokens: labels of rows and columns; only for maps of N × N with N labels.
+        tokens: labels of rows and columns. Only maps of N × N tokens get N labels.
 
     Raises:
         UserError: `maps` is empty.
@@ -141,9 +141,9 @@ def draw_maps(
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
     """Add `looked_at`, averaged over batches, and `symmetric` to self-attention layers; return all layers.
 
-    If all other positions are masked, a position's `looked_at` is the position itself. Maps of another size than the
-    layer's own maps do not count, such as maps of a batch with more padding. A layer is returned unchanged if no batch
-    has maps of its size.
+    If a position can attend to no other position, its `looked_at` is the position itself. The average is over maps with
+    the size of the layer's map. For example, maps of a batch with more padding are larger and are skipped. A layer is
+    returned unchanged if all maps were skipped.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
@@ -166,7 +166,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line of text for every head: cycles of `looked_at`, the symmetric share, and eigenvalues.
+    """Return a line of text for every head: the cycles of `looked_at`, the symmetric share, and the eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -193,7 +193,7 @@ def _describe_spectrum(spectrum: Tensor) -> str:
 
 
 def visible(token: str) -> str:
-    """Return a token with visible signs for white space, and codes for unprintable characters.
+    """Return a token with visible symbols instead of white space, and codes instead of unprintable characters.
 
     >>> visible("a"), visible(" "), visible(chr(7))
     ('a', '␣', '\\\\x07')
@@ -204,10 +204,10 @@ def visible(token: str) -> str:
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
     """Return a figure of all maps, with a row of panels for every layer and a column for every head.
 
-    A map is bright where the token of a row attends to the token of a column. All maps have the colour scale of the
-    bar. Red rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a layer shows the
-    eigenvalues of its maps. `columns` is the number of panels in a row; a layer with more panels has several rows.
-    Default: as many as the largest layer needs.
+    A map is bright where the token of a row attends to the token of a column. All maps share one colour scale, which
+    the colour bar shows. Red rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a
+    layer shows the eigenvalues of its maps. `columns` is the number of panels in a row. A layer with more panels than
+    `columns` has several rows. By default, every layer fits into one row.
     """
     panels = 1 if layers[0].overlay is None else 2  # panels per head
     spectra = [layer.eigenvalues for layer in layers]
@@ -243,7 +243,7 @@ def titled(title: str, caption: str) -> str:
 
 
 def in_words(layer: str) -> str:
-    """Return the name of a layer of kvt's models in words; other names are not changed.
+    """Return the name of a layer of kvt's models in words. Return any other name unchanged.
 
     >>> in_words("encoder.0.attention"), in_words("decoder.1.cross_attention"), in_words("blocks.first")
     ('encoder, layer 1', 'decoder, layer 2, cross', 'blocks.first')
@@ -280,11 +280,11 @@ class Sheet:
 
 
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
-    """Return the colour scale of weights, proportional to their square root, so that small weights are visible.
+    """Return a colour scale for weights. It is a square-root scale, so that small weights are visible.
 
     The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger. Nearly
-    uniform maps are therefore drawn as nearly uniform. If rows do not sum to one, as without a softmax, the scale ends
-    at the largest weight.
+    uniform maps therefore have nearly uniform colours. If rows do not have the sum 1, for example without a softmax,
+    the scale ends at the largest weight.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -293,7 +293,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with column labels below it and, if `beside`, row labels on its left."""
+    """Draw a map (N, M) with column labels below the map. If `beside`, add row labels on the left of the map."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -307,9 +307,9 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return the mean row entropy of maps (…, N, M) and the mean asymmetry of their scores, as text.
+    """Return as text the mean entropy of the rows of maps (…, N, M), and the mean asymmetry of the scores.
 
-    If rows do not sum to one, their mean sum stands for the entropy, which is that of a distribution.
+    Rows whose sum is not 1 are no distributions and have no entropy. The text then has the mean sum of the rows.
     """
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
@@ -317,7 +317,7 @@ def describe(weights: Tensor, scores: Tensor | None) -> str:
 
 
 def sums_to_one(weights: Tensor) -> bool:
-    """Return whether all rows of maps (…, N, M) sum to one, as after a softmax; a fully masked row sums to zero."""
+    """Return whether each row of maps (…, N, M) has the sum 1, as after a softmax, or 0 if fully masked."""
     sums = weights.sum(-1)
     return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()) and bool((weights >= 0).all())
 
@@ -330,14 +330,14 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def require_ending(path: Path, endings: Sequence[str]) -> Path:
-    """Return the path; raise UserError if it has none of `endings`, or if it cannot be written."""
+    """Return the path; raise UserError if the path has none of `endings`, or if no file can be written there."""
     if path.suffix.lower() not in endings:
         raise UserError(f"--out {path}: the file name must end in {'one of ' * (len(endings) > 1)}{', '.join(endings)}")
     return require_writable(path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's ending; print a message about characters that its fonts lack."""
+    """Write a figure in the format that the path's ending names; print a message if fonts lack characters."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
     fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
@@ -366,7 +366,7 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
 
 
 def _draw_eigenvalues(axes: Axes, spectra: Tensor) -> None:
-    """Draw eigenvalues, complex (heads, N), in the unit circle, with a colour for every head."""
+    """Draw eigenvalues, complex (heads, N), and the unit circle. Each head has a colour."""
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.7", linewidth=0.6))
     axes.axhline(0, color="0.7", linewidth=0.6)
     axes.axvline(0, color="0.7", linewidth=0.6)
@@ -384,7 +384,7 @@ def _is_readable(weights: Tensor) -> bool:
 
 
 def _side(layer: Layer) -> float:
-    """Return the side of a map in inches, with space for its labels and title."""
+    """Return the width and height of a panel in inches, with space for the labels and the title of its map."""
     return max(1.9, 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0)
 
 

@@ -15,7 +15,7 @@ from kvt.view.maps import Example, Layer, describe
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
 LEVELS = 65535
-"""The 16-bit integer that stands for the largest weight of a map. Other weights are in proportion, negative ones 0."""
+"""The 16-bit integer for the largest weight of a map. Other weights are scaled equally; negative weights are 0."""
 
 
 def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:
