@@ -1,4 +1,4 @@
-"""Estimates of the time that runs will take, from the times of finished or recorded runs."""
+"""Estimates the training time of future runs from the times of finished and recorded runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from kvt.system.quoting import printable
 
 
 class Times:
-    """Estimates of a run's time: the mean over known runs of the same `Run.shape`, or else over all shapes."""
+    """Estimates of a run's time: the mean time of known runs with the same `Run.shape`, or else of all known shapes."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[float]] = {}
@@ -24,7 +24,7 @@ class Times:
         self.known.setdefault(run.shape, []).append(seconds)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
-        """Return the estimated time of all runs with `workers` workers, such as "about 0:12:30"."""
+        """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30"."""
         if not self.known:
             return "unknown time"
         mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
@@ -36,7 +36,7 @@ class Times:
 def print_forecast(
     runs: Sequence[Run], states: Mapping[str, State], todo: Sequence[Run], times: Times, workers: int
 ) -> None:
-    """Print the states of each task's runs, and the time of the runs that are not done."""
+    """Print for each task the number of runs in each state, and the estimated time of the runs in `todo`."""
     rows = {}
     for task in dict.fromkeys(run.task for run in runs):
         counts = Counter(states[run.name] for run in runs if run.task == task)

@@ -1,4 +1,4 @@
-"""Grids: a grid is a YAML file that lists tasks, settings and seeds of a study's runs, at several scales."""
+"""Grids. A grid is a YAML file that lists the tasks, settings and seeds of a study's runs at several scales."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
 
-Axes = dict[str, list[Any]]  # values by setting; a value that is a mapping sets several settings at once
+Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""The differences between a scale and the full scale: the values at the scale, and the values at the full scale.
+"""The differences between a scale and the full scale, as pairs: values at the scale, values at the full scale.
 
-A key is "<task>: <setting>", "study: seeds" or "study: tasks". "<task>: <ATTENTIONS>" has the attentions that only one
-of the two scales has."""
+A key is "<task>: <setting>", "study: seeds" or "study: tasks". The pair of "<task>: <ATTENTIONS>" has the attentions
+that exist in only one of the two scales."""
 
 ATTENTIONS = "attentions of one scale alone"
 OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
@@ -37,8 +37,8 @@ MOVED = {
     "maps": "kvt.grids.figure3.maps",
     "padding": "kvt.grids.padding.costs",
 }
-"""The section of a report that replaces each key of older grids, for the message about such a key."""
-MAX_RUNS = 1_000_000  # these take 2 GB of memory; more runs are a mistake, such as 30 axes of two values
+"""A dict that maps a key of older grids to the report section that replaces the key; used in an error message."""
+MAX_RUNS = 1_000_000  # they take 2 GB of memory; a grid with more runs is a mistake, such as 30 axes of two values
 
 
 def _as_mapping(tasks: Any) -> Any:
@@ -50,7 +50,7 @@ Seeds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**32)]], Fiel
 
 
 class Scale(BaseModel, extra="forbid"):
-    """A scale of a grid: its tasks, axes and seeds replace those of the grid."""
+    """A scale of a grid: the tasks, axes and seeds of a scale replace those of the grid."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -59,7 +59,7 @@ class Scale(BaseModel, extra="forbid"):
 
 
 Columns = dict[str, dict[str, Any]] | list[str] | None
-"""Settings by the name of a column, or a list of tasks; None: all tasks."""
+"""A dict that maps a column to the settings of its runs, or a list with a task for each column. None: all tasks."""
 Names = Annotated[list[str], BeforeValidator(lambda names: [*names] if isinstance(names, dict) else names)]
 
 
@@ -87,7 +87,7 @@ class GridFile(BaseModel, extra="forbid"):
     independent_seeds: bool = False
     scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
     title: str | float | None = None
-    sections: list[str] = ["differences", "tables", "curves", "notes"]  # this and all later keys describe the report
+    sections: list[str] = ["differences", "tables", "curves", "notes"]  # this key and the keys below are for reports
     columns: Columns = None
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[Annotated[list[str], Field(min_length=1)]] = [["val/loss", "train/loss"]]
@@ -95,7 +95,7 @@ class GridFile(BaseModel, extra="forbid"):
     against: dict[str, str] = {}
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes by task, and the seeds, at a scale."""
+        """Return a dict that maps each task of a scale to the task's axes, and the seeds of the scale."""
         changes = self.scales[scale] or Scale()
         found: dict[str, Axes] = {}
         for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
@@ -105,13 +105,13 @@ class GridFile(BaseModel, extra="forbid"):
 
 
 class TaskFile:
-    """A task's YAML file, whose settings the axes of a grid replace by short name, such as `dim` for `model.dim`."""
+    """A task's YAML file. The axes of a grid replace its settings by short name, such as `dim` for `model.dim`."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         base = RunConfig.from_yaml(path)
         trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
-        if trainer.get("callbacks"):  # of which parsers give the defaults, too
+        if trainer.get("callbacks"):  # the parser adds defaults, which are removed here
             trainer["callbacks"] = without_defaults(trainer["callbacks"])
         self._base = replace(base, trainer=trainer, ckpt_path=None)
         self._parser = settings_parser(**base.classes)
@@ -119,11 +119,11 @@ class TaskFile:
             name: section
             for section in GROUPS
             for name in self._base.sections[section]
-            if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # tasks are listed under tasks:
+            if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # a grid names tasks under `tasks`
         } | {"optimizer": ""}
 
     def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings, by short name, with the types that classes declare; raise UserError if one is invalid."""
+        """Convert settings to the types that classes declare; raise UserError if a setting is invalid."""
         attn, arguments = parse_attention(str(settings.get("attn")))
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
         if strange := [name for name in settings if name not in self.section_of]:
@@ -134,7 +134,7 @@ class TaskFile:
         return {name: typed.get(self.section_of[name], typed)[name] for name in settings}
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the typed settings that a value of an axis sets: that of the axis's name, or several in a mapping."""
+        """Return the typed settings that a value of an axis sets: the setting `axis`, or all settings in a mapping."""
         several = isinstance(value, dict) and value.keys() <= self.section_of.keys()
         try:
             return self.typed({axis: value} if axis in self.section_of or not isinstance(value, dict) else value)
@@ -144,13 +144,13 @@ class TaskFile:
         return self.typed(value)
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
-        """Return the configuration of a run with these parsed settings; unchanged sections are shared, not copied."""
+        """Return a run's configuration with these parsed settings. Runs share unchanged sections to save memory."""
         return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)})
 
 
 @dataclass(frozen=True)
 class Run:
-    task: str  # the stem of the task's YAML, which may differ from the data's setting `task`
+    task: str  # the name of the task's YAML file, which may differ from the setting `task` of the data
     settings: Mapping[str, Any]  # the parsed values of the axes
     seed: int
     config: RunConfig
@@ -159,7 +159,7 @@ class Run:
         return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
 
     def with_own_seed(self, number: int, shared: Sequence[str]) -> "Run":
-        """Return the run with a seed that is a hash of `number` and of its settings except those in `shared`."""
+        """Return the run with a seed hashed from `number` and all settings except the settings named in `shared`."""
         asked = {name: value for name, value in self.config.asked.items() if bare(name) not in shared}
         return self.with_seed(int(short_hash(asked | {"seed": number})[:8], 16))
 
@@ -169,7 +169,7 @@ class Run:
 
     @cached_property
     def shape(self) -> str:
-        """A hash of all settings except seed, learning rate and kind of data, which do not affect a run's duration."""
+        """A hash of the settings that affect a run's duration: all except seed, learning rate and kind of data."""
         return short_hash(self.config.flat | dict.fromkeys(("seed", "model.lr", "data.task")))
 
     @property
@@ -182,18 +182,18 @@ class Run:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The settings without those of the attention; runs are compared if these are equal."""
+        """The settings without `OF_ATTENTION`. Reports compare runs for which these settings are equal."""
         return {name: value for name, value in self.settings.items() if name not in OF_ATTENTION}
 
     @property
     def values(self) -> dict[str, Any]:
-        """All settings of the run by short name, with "task" and "seed"."""
+        """A dict that maps short names to all settings of the run, including "task" and "seed"."""
         model, data = (part["init_args"] for part in (self.config.model, self.config.data))
         others = {"optimizer": self.config.optimizer, "task": self.task, "seed": self.seed}
         return {**self.config.trainer, **data, **model, **others}
 
     def value(self, name: str) -> Any:
-        """Return the value of a setting by short name, or of "seed" or "task"; None if the name is unknown."""
+        """Return the value of a setting by its short name, including "seed" and "task". None if the name is unknown."""
         return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
@@ -203,7 +203,7 @@ class Run:
         return best_checkpoint(self.folder(root))
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return task, attention, the settings in `names` and the seed: "sort qkv dim=32 heads=4 seed=0"."""
+        """Describe the run with the settings in `names`, for example "sort qkv dim=32 heads=4 seed=0"."""
         words = (self.task, self.attention, self.text(names), f"seed={self.seed}")
         return printable(" ".join(filter(None, words)))
 
@@ -213,18 +213,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a grid at a scale, in the order of training: first all runs with the first seed."""
+    """The runs of a grid at a scale, in the order of training: all runs with the first seed are first."""
 
     name: str
     scale: str
     file: GridFile
     runs: tuple[Run, ...]
-    of_all_scales: tuple[Run, ...]  # the runs that tables may name
+    of_all_scales: tuple[Run, ...]  # the runs at all scales, whose names and settings tables may use
     scale_diff: ScaleDiff
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The names of the settings that differ among the runs, without those of the attention."""
+        """The names of the settings that differ among the runs, without the settings `OF_ATTENTION`."""
         return varying_settings(self.runs)
 
     @property
@@ -242,9 +242,9 @@ class Grid:
 
 
 def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequence[Run]:
-    """Return the runs with these values of settings by short name, or of "seed" or "task".
+    """Return the runs whose settings have the values `wanted`, a dict by short name that may include "seed" and "task".
 
-    Raises a UserError that names `where` if no run has a setting, or none of the selected runs has a value.
+    Raises a UserError that names `where` if no run has a setting of this name, or if no run has the values.
     """
     for name, value in wanted.items():
         if not (having := [run for run in runs if name in run.values]):
@@ -255,10 +255,10 @@ def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequen
 
 
 def has(run: Run, name: str, wanted: Any) -> bool:
-    """Return whether a run has this value of a setting, as a number or in words."""
+    """Return whether a run's setting has the value `wanted`, compared as numbers or as text."""
     ours = run.value(name)
     try:
-        return float(ours) == float(wanted)  # YAML reads 1e-3 as a text
+        return float(ours) == float(wanted)  # YAML reads 1e-3 as a string
     except (TypeError, ValueError):
         return bool(ours == wanted) or str(in_short(ours)) == str(in_short(wanted))
 
@@ -274,7 +274,7 @@ def deduplicate(runs: Sequence[Run]) -> list[Run]:
 
 
 def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the names of the settings with several values among the runs, without those of the attention."""
+    """Return the names of the settings that differ among the runs, without the settings `OF_ATTENTION`."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in run.setting.items():
@@ -285,11 +285,11 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     """Return a grid at one of its scales.
 
-    A task in the grid is a path relative to the grid's folder, ending in .yaml, or a name. A name stands for a file in
-    ../configs/ seen from the grid's folder, or else for kvt/configs/<name>.yaml.
+    The grid gives a task as a path that ends in .yaml and is relative to the grid's folder, or as a name. A name stands
+    for the file ../configs/<name>.yaml relative to the grid's folder, or else for kvt/configs/<name>.yaml.
 
     Args:
-        named: path of a YAML file, or name of a grid in kvt/grids.
+        named: path of the grid's YAML file, or name of a grid in kvt/grids.
         scale: name of a scale; default: laptop if the grid has it, else its first scale.
 
     Raises:
@@ -322,9 +322,9 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
 
 
 def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | None = None) -> list[Run]:
-    """Return the runs, without repetitions, of all tasks or of these `tasks`.
+    """Return the distinct runs of a grid at a scale, of all tasks or of the tasks named in `tasks`.
 
-    They are in the order of training: for each seed, the first setting of each task, then the second settings.
+    The runs are in the order of training: for each seed, the first setting of each task, then each second setting.
     """
     axes, seeds = file.at(scale)
     axes = axes if tasks is None else {task: axes[task] for task in tasks}
@@ -342,7 +342,7 @@ def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | Non
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
     if not file.independent_seeds:
         return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
-    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that are compared with each other share a seed
+    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that reports compare have equal seeds
     return deduplicate([run.with_own_seed(number, shared) for number in seeds for run in of_a_seed])
 
 
@@ -394,7 +394,7 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], fu
 
 
 def _attentions(runs: Sequence[Run], others: Sequence[Run]) -> list[Any]:
-    """Return the attentions of `runs` that `others` lack."""
+    """Return the attentions in `runs` that no run of `others` has."""
     known = {run.attention for run in others}
     return _distinct(run.attention for run in runs if run.attention not in known)
 

@@ -1,4 +1,4 @@
-"""One run of a study: trains or resumes the run, unless another process is training it."""
+"""Trains or resumes one run of a study, unless another process is training the run."""
 
 import traceback
 from contextlib import suppress
@@ -28,7 +28,7 @@ class Job:
 
 
 def saved_steps(folder: Path) -> int:
-    """Return the number of training steps in a run's last.ckpt; 0 if the run cannot be resumed from it."""
+    """Return the number of training steps in a run's last.ckpt; 0 if the run cannot resume from this file."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
         return checkpoint.resumes * checkpoint.step
@@ -43,7 +43,7 @@ def write_failure(job: Job, error: str, trace: str = "") -> Outcome:
 
 
 def forget(run: Run, root: Path) -> None:
-    """Delete a run's failure.json, or all files of a damaged or outdated run, unless another process trains it."""
+    """Delete the failure.json of a failed run, or all files of a damaged or outdated run, if no process trains it."""
     folder = run.folder(root)
     with suppress(Timeout), locked(folder):
         state = read_outcome(folder, run.config).state
@@ -54,7 +54,7 @@ def forget(run: Run, root: Path) -> None:
 
 
 def execute(job: Job) -> Outcome:
-    """Train or resume the run, unless it is done or another process is training it; return its outcome."""
+    """Train or resume a run that is not done and that no other process is training; return the run's outcome."""
     try:
         with locked(job.folder):
             try:
@@ -76,7 +76,7 @@ def execute(job: Job) -> Outcome:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error in one line, with the error's type unless it is a user's mistake."""
+    """Return an error's message in one line. Add the type of the error unless a mistake of the user caused it."""
     return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
 
 
@@ -86,7 +86,7 @@ def train_job(job: Job) -> None:
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = saved_steps(job.folder) > 0
     if not resume:
-        empty(job.folder)  # deletes files of a process that died before its first checkpoint
-    # quiet: drawing pictures would take longer than training a small model
+        empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
+    # quiet=True draws no pictures, because drawing takes longer than training a small model
     fit(build(config), job.folder, resume=resume, quiet=True)
-    last_checkpoint(job.folder).unlink(missing_ok=True)  # best.ckpt is kept
+    last_checkpoint(job.folder).unlink(missing_ok=True)  # keeps only best.ckpt

@@ -1,4 +1,4 @@
-"""Outcomes of runs, read from result.json, failure.json and config.yaml in their folders; tables of all runs."""
+"""Reads outcomes of runs from result.json, failure.json and config.yaml; makes tables of the outcomes."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ Rows = TypeVar("Rows", "pd.DataFrame", "np.ndarray[Any, Any]")
 Fields = dict[str, Any]  # the content of result.json without the configuration
 
 RESULT, HISTORY, FAILURE, CONFIG = "result.json", "history.csv", "failure.json", "config.yaml"
-READERS = 32  # number of runs that are read at the same time
+READERS = 32  # number of threads that read runs
 
 
 class State(StrEnum):
@@ -40,12 +40,12 @@ class State(StrEnum):
     DIVERGED = "diverged"
     FAILED = "failed"
     DAMAGED = "damaged"
-    OUTDATED = "outdated"  # trained with another configuration: a default has changed, or the folder is a copy
-    LOCKED = "locked"  # another process holds its lock
+    OUTDATED = "outdated"  # trained with another configuration: kvt's default changed, or the folder is a copy
+    LOCKED = "locked"  # another process holds the run's lock
     STUCK = "stuck"  # stopped by a limit of the machine, such as a full disk, that would also stop the next run
 
 
-FAULTY = (State.FAILED, State.DAMAGED, State.OUTDATED)  # trained again only with --retry_failed
+FAULTY = (State.FAILED, State.DAMAGED, State.OUTDATED)  # kvt trains these runs again only with --retry_failed
 TERMINAL = (State.FINISHED, State.DIVERGED, *FAULTY)
 
 
@@ -57,13 +57,13 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Outcome(NamedTuple):
-    """The state of a run and, if it has ended, its result, from its folder or from a record."""
+    """The state of a run, and the result of a run that has ended. The source is a run's folder or a record."""
 
     state: State
-    message: str = ""  # the reason, in one line, for which a run failed, diverged, is damaged, outdated or stuck
+    message: str = ""  # one line: why the run failed, diverged, or is damaged, outdated or stuck
     result: Fields = {}  # noqa: RUF012 - never modified
-    history: Any = None  # a pandas.DataFrame, or None; not annotated, because importing pandas is slow
-    config: RunConfig | None = None  # the stored configuration; None if it is damaged, or the run is new
+    history: Any = None  # a pandas.DataFrame or None; the type is Any, because importing pandas is slow
+    config: RunConfig | None = None  # the stored configuration; None if the file is damaged or the run is new
 
     @property
     def made_with(self) -> RunConfig:
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
         return self.config
 
 
-Outcomes = Mapping[str, Sequence[Outcome]]  # by a run's name; of a run that was trained several times, the first counts
+Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; reports use the first
 
 
 def outcome_of(run: "Run", outcomes: Outcomes) -> Outcome:
@@ -85,11 +85,11 @@ def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = 
 
     Args:
         folder: the run's folder.
-        wanted: the configuration that the run should have; a run of another configuration is `OUTDATED`.
+        wanted: the configuration that the run should have. A run with another configuration is `OUTDATED`.
         history: whether to read the history.
 
     Returns:
-        The outcome; it is `DAMAGED` if a file is invalid, and its message names the file.
+        The outcome. If a file is invalid, the state is `DAMAGED` and the message names the file.
     """
     try:
         outcome = _read(folder, history)
@@ -100,7 +100,7 @@ def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = 
     if changed := wanted.differences(outcome.config):
         told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
         return Outcome(State.OUTDATED, one_line("; ".join(told)))
-    return outcome._replace(config=wanted)  # equal, and shared to save memory
+    return outcome._replace(config=wanted)  # `wanted` equals the stored configuration; sharing it saves memory
 
 
 def _read(folder: Path, history: bool) -> Outcome:
@@ -117,7 +117,7 @@ def _read(folder: Path, history: bool) -> Outcome:
 
 
 def stored_config(folder: Path) -> RunConfig | None:
-    """Return the configuration in a run's folder, None if the run has not begun; raise UserError if it is damaged."""
+    """Return the configuration in a run's folder, None if the run has not begun; raise UserError for a damaged file."""
     try:
         with damage(CONFIG):
             return _configuration(read_config(folder / CONFIG, CONFIG), CONFIG)
@@ -140,10 +140,10 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
 
 @contextmanager
 def damage(where: str) -> Iterator[None]:
-    """Context manager: raise an error about a file's content as a UserError that begins with `where`."""
+    """Context manager: convert an error that a file's content causes to a UserError that begins with `where`."""
     try:
         yield
-    except (UserError, FileNotFoundError, ImportError, MemoryError):  # not caused by the content of a file
+    except (UserError, FileNotFoundError, ImportError, MemoryError):  # not caused by a file's content
         raise
     except Exception as error:
         said = first_mistake(error) if isinstance(error, ValidationError) else getattr(error, "strerror", None) or error
@@ -151,9 +151,9 @@ def damage(where: str) -> Iterator[None]:
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
-    """Return the seconds from start to end of a run, or the seconds of training if these are more.
+    """Return the seconds from the start to the end of a run, or the seconds of training, whichever is larger.
 
-    The latter happens in a resumed run, because its `started` is the time at which it was resumed.
+    In a resumed run, the seconds of training can be larger, because `started` is the time at which the run resumed.
     """
     seconds, started, finished = float(result["seconds"]), result.get("started"), result.get("finished")
     return max((finished - started).total_seconds(), seconds) if started and finished else seconds
@@ -196,10 +196,10 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 def _configuration(stored: Mapping[str, Any], where: str) -> RunConfig:
     try:
-        config = RunConfig(**stored)  # raises for an unknown key
+        config = RunConfig(**stored)  # raises an error for an unknown key
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    json.dumps(config.stated)  # raises unless the settings are plain data
+    json.dumps(config.stated)  # raises an error for settings that are not plain data
     return config
 
 
@@ -232,12 +232,12 @@ KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "
 
 
 def read_outcomes(runs: "Sequence[Run]", root: Path) -> Outcomes:
-    """Return the outcome of each run, by name, read from its folder below `root`."""
+    """Return a dict that maps the name of each run to its outcome, read from the run's folder inside `root`."""
     return {run.name: [outcome] for run, outcome in zip(runs, iter_outcomes(runs, root), strict=True)}
 
 
 def iter_outcomes(runs: "Sequence[Run]", root: Path) -> Iterator[Outcome]:
-    """Yield the outcomes of runs in order; many are read at once, because files on a network have a high latency."""
+    """Yield the outcomes of runs in order. Threads read many runs at once, because network disks have high latency."""
     begun = _begun({run.folder(root).parent for run in runs})
 
     def read(run: "Run") -> Outcome:
@@ -249,35 +249,35 @@ def iter_outcomes(runs: "Sequence[Run]", root: Path) -> Iterator[Outcome]:
 
 
 def _begun(folders: Iterable[Path]) -> set[Path]:
-    """Return the folders of runs that have begun; one listing is cheaper than checking the folder of each run."""
+    """Return the folders of runs that have begun. Listing their parents is faster than checking each run's folder."""
     found: set[Path] = set()
     for folder in folders:
         try:
             found.update(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
-            continue  # no run has begun there
+            continue  # no run in this folder has begun
         except OSError as error:
             raise UserError(f"the folder {folder} cannot be listed: {error.strerror}") from error
     return found
 
 
 def thinned(rows: Rows, points: int) -> Rows:
-    """Return at most `points` of the rows, evenly spaced, including the last row."""
+    """Return at most `points` of the rows. The returned rows are evenly spaced and include the last row."""
     return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
 def table_of_results(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    """Return a table with a row for each run of the grid, in the grid's order, whether it is done or not.
+    """Return a table with a row for each run of the grid, in the grid's order. Runs that are not done have a row, too.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
-    one column for each setting that differs within the grid; metrics such as "test/acc" and the keys in `KEPT` from
-    result.json, which may be missing.
+    one column for each setting that differs within the grid; metrics such as "test/acc"; the keys in `KEPT` from
+    result.json. Columns without any value may be missing.
     """
     return _table(grid, {run.name: [outcome_of(run, outcomes)] for run in grid.runs})
 
 
 def table_of_repeats(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    """Return a table like `table_of_results`, of all outcomes except the first of each run."""
+    """Return a table with the columns of `table_of_results`, and a row for each outcome after the first of a run."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
@@ -304,7 +304,7 @@ def table_of_histories(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
 
 
 def _stacked(histories: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
-    """Return one table of all histories; for many small ones, `pandas.concat` takes a hundred times as long."""
+    """Return one table of all histories. For many small histories, `pandas.concat` takes a hundred times as long."""
     import numpy as np
     import pandas as pd
 

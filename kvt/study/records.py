@@ -1,12 +1,12 @@
 """Records: the results of a grid in three files, which can be shared and extended.
 
 results.csv has a row for each run. The row is a flattened result.json: the column "model.dim" is an argument of the
-task's class, "machine.processor" an entry of "machine". A cell is JSON, or a text that is not JSON; it is empty if the
-run has no such value. histories.csv.gz has the histories with fewer rows. manifest.json has the files' SHA-256, and
-says who added how many runs and when.
+task's class, "machine.processor" an entry of "machine". A cell is JSON or other text, and is empty if the run has no
+such value. histories.csv.gz has the histories, reduced to fewer rows. manifest.json has the SHA-256 of the other files,
+and a list of additions: who added how many runs, and when.
 
-One process at a time extends a record, and the record is readable at every moment. New files are first written beside
-the old files, as *.next. Then the manifest with their hashes is written. At last the new files are renamed.
+Only one process at a time extends a record, and the record is readable at every moment. The process first writes new
+files beside the old files, as *.next. Then it writes the manifest with the new hashes, and renames the new files.
 """
 
 import gzip
@@ -34,10 +34,10 @@ from kvt.system.files import regular, sha256_of, write_atomically
 from kvt.system.quoting import printable
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
-POINTS = 100  # largest number of a history's rows with metrics of training only, and also of its other rows
+POINTS = 100  # a history keeps at most this many rows with training metrics alone, and as many other rows
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
-LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class contain
+LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class have
 
 
 class _Addition(BaseModel):
@@ -64,14 +64,14 @@ class Row(NamedTuple):
 def find_outcomes(
     runs: Sequence[Run], folders: Iterable[Path], known: Iterable[Outcome] = ()
 ) -> dict[str, list[Outcome]]:
-    """Return the outcomes of runs, by name, from folders that contain runs or records at any depth.
+    """Return a dict from a run's name to its outcomes, read from folders that contain runs or records at any depth.
 
-    Results are matched by their configuration. Equal results of a run count once. The outcomes in `known` come first. A
-    run that continued from a checkpoint does not match. Notes are printed about damaged runs, which are left out, and
-    about the number of runs in each folder, if there are several folders. Raises UserError if the folders have none of
-    the runs.
+    A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
+    come first. A result that continued from a checkpoint belongs to no run. The function prints a note for each damaged
+    run, which is left out, and the number of runs in each of several folders. Raises UserError if the folders have no
+    result of the runs.
     """
-    # results of other classes are skipped, so that no class of an unknown source is imported
+    # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
@@ -109,10 +109,10 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
-    """Add results of a grid, from folders of runs and from other records, to a record; return a line of its counts.
+    """Add results of a grid, from folders of runs and from other records, to a record; return a line with run counts.
 
-    Rows have the order of the grid, followed by rows of runs that are no longer in the grid. If there are no new
-    results, nothing is written.
+    Rows have the order of the grid. Rows of runs that are no longer in the grid come last. If there are no new results,
+    no file is written.
     """
     if (folder / RESULTS).is_file() and not (folder / MANIFEST).exists():
         raise UserError(f"--out {folder}: its {RESULTS} was not written by kvt study record: choose another folder")
@@ -131,7 +131,7 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
         manifest, old = read_record(folder)
         if (manifest.grid, manifest.scale) != (grid.name, grid.scale):
             raise UserError(f"--out {folder}: is a record of {manifest.grid} at scale {manifest.scale}: choose another")
-        _settle(folder, manifest)  # completes the writes of a killed process
+        _settle(folder, manifest)  # completes the writes that a killed process has left
     found = find_outcomes(grid.runs, (), known=[*(row.outcome for row in old), *new])
     kept = {id(outcome) for outcomes in found.values() for outcome in outcomes}
     gone = [row for row in old if id(row.outcome) not in kept]
@@ -147,9 +147,9 @@ def _widen(grid: Grid, folder: Path, new: Sequence[Outcome]) -> str:
 
 
 def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
-    """Return manifest and rows of a record.
+    """Return the manifest and the rows of a record.
 
-    Raises UserError if a file is missing, damaged or edited, or if the record has another version.
+    Raises UserError if a file is missing, damaged or edited, or if another version of the format wrote the record.
     """
     with damage(f"{folder}: this record cannot be read"):
         with damage(f"{folder / MANIFEST}"):
@@ -166,7 +166,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
 
 
 def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
-    """Return the path of the file with the manifest's hash: `name`, or `name`.next if a writing process was killed."""
+    """Return the path of the file whose hash is in the manifest: `name`, or `name`.next after a killed process."""
     for path in (folder / name, folder / f"{name}.next"):
         if path.is_file() and sha256_of(path) == manifest.files.get(name):
             return path
@@ -174,13 +174,13 @@ def _place(folder: Path, name: str, manifest: _Manifest) -> Path:
 
 
 def _settle(folder: Path, manifest: _Manifest) -> None:
-    """Rename the files that the manifest names to their final names."""
+    """Rename the *.next files whose hashes are in the manifest to their final names."""
     for name in manifest.files:
         os.replace(_place(folder, name, manifest), folder / name)
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of result.json from a row; Trainer settings that are defaults are left out."""
+    """Return the content of result.json from the cells of a row, without Trainer settings that are defaults."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, cell in cells.items():
@@ -197,7 +197,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of a result's row, without the columns in `FIRST`."""
+    """Return the cells of an outcome's row, without the columns in `FIRST`."""
     settings = outcome.made_with.flat.items()
     found = {
         name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
@@ -234,14 +234,14 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of all rows: settings, metrics, and others, in each group in order of appearance."""
+    """Return the columns of all rows: settings, then metrics, then other columns, each in order of appearance."""
     found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
     place = {section: n for n, section in enumerate(GROUPS)}
     return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Return at most `POINTS` rows with metrics of training only, and at most `POINTS` other rows, evenly spaced."""
+    """Reduce a history to at most `POINTS` rows with training metrics alone and at most `POINTS` other rows."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat(thinned(part, POINTS) for part in (history[measured], history[~measured])).sort_index()
@@ -255,7 +255,7 @@ def _read_histories(content: bytes) -> dict[tuple[str, int], pd.DataFrame]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON; a printable text is returned unchanged, unless it could be read as JSON."""
+    """Return a value as JSON. Return a printable string unchanged, unless the string can be parsed as JSON."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

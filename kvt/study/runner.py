@@ -25,9 +25,9 @@ from kvt.system.files import require_folder, user_path
 from kvt.system.hardware import cores
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-QUIET = 60.0  # least seconds between two lines of progress if there is no terminal for a bar
-ATTEMPTS = 3  # a run fails after its process has died this often without saving a checkpoint in between
-PAUSE = 1.0  # seconds between two checks of the runs that another study is training
+QUIET = 60.0  # least seconds between two lines of progress, printed if no terminal shows a bar
+ATTEMPTS = 3  # a run fails after this number of deaths of its process without a new checkpoint in between
+PAUSE = 1.0  # seconds between two checks whether another study has ended a run
 
 
 def make_runs(
@@ -46,15 +46,15 @@ def make_runs(
     Args:
         runs: the runs.
         root: folder of the study.
-        workers: number of processes; default: the number of GPUs, or else of cores.
+        workers: number of processes; default: the number of GPUs, or the number of cores if there is no GPU.
         ray: address of a Ray cluster that trains the runs; None: this machine.
         retry_failed: whether to train failed, damaged and outdated runs again.
         dry_run: whether to print an estimate of the time instead of training.
         listed: whether to list the runs with their states instead of training.
-        recorded: outcomes of runs in a record, by name, which are not trained again.
+        recorded: a dict that maps names of runs to outcomes from a record. These runs are not trained again.
 
     Returns:
-        The number of runs in a state of `FAULTY`.
+        The number of runs whose state is in `FAULTY`.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -65,7 +65,7 @@ def make_runs(
     found = zip(unrecorded, iter_outcomes(unrecorded, root), strict=True)
     known = ((run, recorded[run.name][0]) for run in runs if recorded.get(run.name))
     states, messages = {}, {}
-    for run, outcome in chain(known, found):  # results and histories are not kept
+    for run, outcome in chain(known, found):  # keeps no results and no histories, to save memory
         states[run.name], messages[run.name] = outcome.state, outcome.message
         if outcome.result:
             times.add(run, seconds_of(outcome.result))
@@ -111,7 +111,7 @@ def make_runs(
                 if not bar.disable or outcome.state in FAULTY:
                     about = outcome.message or headline(outcome.result)
                     bar.write(f"{outcome.state:<8} {run.describe(names)}  {about}")
-                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # not more often: the estimate is O(runs)
+                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # seldom, because the estimate takes O(runs)
                     told = monotonic()
                     bar.set_postfix_str(remaining := times.left([*left.values()], engine.workers))
                     if left and bar.disable:
@@ -123,7 +123,7 @@ def make_runs(
 def execute_runs(
     runs: Sequence[Run], root: Path, data_dir: str, workers: LocalWorkers | RayCluster
 ) -> Generator[tuple[Run, Outcome]]:
-    """Execute the runs, and yield each run with its outcome when this or another study on the folder has ended it."""
+    """Execute the runs. Yield each run and its outcome when this study, or another study in the folder, ends it."""
     threads = ThreadPoolExecutor(min(workers.threads, len(runs)))
     try:
         busy: list[Run] = []  # runs that another study is training
@@ -146,7 +146,7 @@ def execute_runs(
 
 
 def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
-    """Train a run, and resume it when its process dies; after `ATTEMPTS` deaths without progress it has failed."""
+    """Train a run, and resume it if its process dies. After `ATTEMPTS` deaths without progress, the run has failed."""
     deaths, saved = 0, -1
     while True:
         try:
@@ -159,7 +159,7 @@ def _outlive(workers: LocalWorkers | RayCluster, job: Job) -> Outcome:
 
 
 def headline(result: Fields) -> str:
-    """Return the test metrics of a finished run, or else its validation metrics, and its seconds."""
+    """Return the test metrics of a finished run, or else the validation metrics, and the duration in seconds."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{seconds_of(result):.0f} s"])

@@ -1,4 +1,4 @@
-"""Workers: processes on this machine, which share its cores and GPUs, or tasks of a Ray cluster."""
+"""Workers that train runs: processes that share the cores and GPUs of this machine, or tasks of a Ray cluster."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from kvt.system.quoting import one_line
 
 
 class LostProcessError(Exception):
-    """The error that the process of a run has died; its message says how."""
+    """The process of a run has died. The message says how it died."""
 
 
 class Place(NamedTuple):
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 class LocalWorkers:
     """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
-    The processes end when this process ends, even if it is killed.
+    The new processes end when the process that made this object ends, even if it is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -60,7 +60,7 @@ class LocalWorkers:
             process.start()
         their_end.close()
         outcome: Outcome | None = None
-        with suppress(EOFError, OSError):  # raised if the process died
+        with suppress(EOFError, OSError):  # `recv` raises these errors if the process died
             outcome = answer.recv()
         wait([process.sentinel])
         with self._changing:
@@ -73,7 +73,7 @@ class LocalWorkers:
         return outcome
 
     def close(self) -> None:
-        """End all processes; a run in training first saves a checkpoint, unless Ctrl-C is pressed again."""
+        """End all processes. Each run first saves a checkpoint, unless the user presses Ctrl-C again."""
         with self._changing:
             self._closed = True
             processes = active_children()
@@ -85,7 +85,7 @@ class LocalWorkers:
             finally:
                 for process in processes:
                     process.kill()
-        self._open(places(self.threads))  # wakes threads that wait for a place, so that they end
+        self._open(places(self.threads))  # wakes the threads that wait for a free `Place`, so that the threads end
 
     def _open(self, places: Iterable[Place]) -> None:
         for place in places:
@@ -93,7 +93,7 @@ class LocalWorkers:
 
 
 def places(workers: int) -> list[Place]:
-    """Return a `Place` for each worker: the cores that this process may use, and the GPUs, are divided among them."""
+    """Return a `Place` for each worker. The places divide the cores that this process may use, and the GPUs."""
     mine = cores()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
@@ -104,16 +104,17 @@ def places(workers: int) -> list[Place]:
 
 
 def context_of_workers() -> ForkServerContext:
-    """Return a multiprocessing context whose processes have all modules imported, and ignore Ctrl-C.
+    """Return a multiprocessing context whose processes start with all modules imported and ignore Ctrl-C.
 
-    SLURM's environment variables are removed, because Lightning would take the processes of a job for one run.
+    The function removes SLURM's environment variables. With them, Lightning would treat all processes of a job as one
+    distributed run.
     """
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
     context = get_context("forkserver")
-    # a run imports torch.utils.tensorboard when it first logs
+    # without the preload, each run would import torch.utils.tensorboard when it first logs
     context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])
-    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # workers inherit it, and ignore Ctrl-C from the start
+    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # workers inherit SIG_IGN, and ignore Ctrl-C from the start
         forkserver.ensure_running()
     return context
 
@@ -126,7 +127,7 @@ def _work(job: Job, place: Place, answer: Connection) -> None:
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
     log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
-    with suppress(OSError):  # if the disk is full, the run itself reports it
+    with suppress(OSError):  # if the disk is full, the run reports this error itself
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             sys.stdout.flush()
@@ -144,15 +145,15 @@ def _die_with_parent(parent: BaseProcess) -> None:
 class RayCluster:
     """Workers that train each run as a Ray task with one core, and with a GPU if the cluster has GPUs."""
 
-    threads = 1000  # more runs than the cluster has cores: they wait in Ray, and a cluster may grow
+    threads = 1000  # may exceed the number of cores: Ray queues runs, and a cluster may grow
 
     def __init__(self, address: str) -> None:
-        import ray  # a package of the extra kvt[ray]
+        import ray  # the extra kvt[ray] installs this package
 
         self._ray, self._address = ray, address
         try:
             host, _, port = address.removeprefix("ray://").rpartition(":")
-            if host:  # fails at once, while Ray would try for minutes
+            if host:  # fails at once if nothing listens there; Ray would try for minutes
                 create_connection((host, int(port)), timeout=10).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
@@ -160,7 +161,7 @@ class RayCluster:
             raise UserError(message) from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
-        # max_calls=1: a new process for each run, so that torch's settings or a broken GPU do not affect the next run
+        # max_calls=1 makes a new process for each run: torch's settings or a broken GPU do not affect the next run
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
 
     @property
@@ -170,7 +171,7 @@ class RayCluster:
     def make(self, job: Job) -> Outcome:
         """Train a run in a Ray task; called in one of `threads` threads.
 
-        Raises LostProcessError if the process or its machine dies, and UserError if the cluster is lost.
+        Raises LostProcessError if the process or its machine dies, and UserError if the connection to Ray is lost.
         """
         errors = self._ray.exceptions
         try:
@@ -179,7 +180,7 @@ class RayCluster:
         except errors.LocalRayletDiedError as error:
             lost = "lost the Ray cluster; rerun the same command to resume"
             raise UserError(f"--ray {self._address}: {lost}") from error
-        except errors.RayError as error:  # errors of a run itself are recorded by `execute`
+        except errors.RayError as error:  # `execute` records the errors that a run itself raises
             raise LostProcessError(f"or its machine: {reason(getattr(error, 'cause', error))}") from error
 
     def close(self) -> None:
