@@ -356,7 +356,7 @@ def class_name(cls: type) -> str:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return kvt's task and data classes by bare name, as checkpoints name them."""
+    """Return the task and data classes that `kvt.tasks` imports, by bare name, as checkpoints name them."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
@@ -379,7 +379,7 @@ class Classification(Task):
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
-    smoothing: float = 0.0  # of the targets, in training
+    smoothing: float = 0.0  # of the targets, in training; a subclass sets it in `make_model`
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return loss and accuracy over all targets, the logits, and what `losses` returned."""

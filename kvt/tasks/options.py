@@ -20,7 +20,9 @@ class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
     A subclass implements `make_model(spec, …)`, which returns the model. Parameters of `make_model` with a default
-    become further arguments of the constructor. Keywords of the class statement replace the defaults below:
+    become further arguments of the constructor, such as `smoothing`. `make_model` reads all other arguments from
+    `self.options`, and passes `self.blocks` to the model: depth, dropout and the style of its blocks. Keywords of the
+    class statement replace the defaults below:
 
         class ListTask(BlockTask, Classification, norm="post", warmup=5):
             def make_model(self, spec, smoothing: float = 0.0): …
