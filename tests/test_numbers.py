@@ -141,9 +141,9 @@ def findings() -> Told:
     assert {*early.heads} == {1, 2, 4}
     yield "Q≠K=V has {} to {} after 395 steps", [early["test/acc"].min(), early["test/acc"].max()]
     routed = {std: f"kvt.grids.keyless.Routed, std {std}" for std in (0.02, 0.1)}
-    yield "after {} to {} steps with any of them, QKV", [*steps_to_solve("q-kv")]
-    yield "QKV after {} to {}. A", [*steps_to_solve("qkv")]
-    yield "as small as theirs takes {} to {} steps", [*steps_to_solve(routed[0.02])]
+    yield "after {} to {} steps with any of these numbers of heads, QKV", [*steps_to_solve("q-kv")]
+    yield "QKV after {} to {}. Keyless attention", [*steps_to_solve("qkv")]
+    yield "as small as in the follow-up's code needs {} to {} steps", [*steps_to_solve(routed[0.02])]
     single = chosen("keyless-laptop", routed[0.1], task="associative_recall", max_epochs=5, heads=1)
     assert (single["test/acc"] >= NEARLY).all()
     assert (chosen("keyless-laptop", "qkv", "q-kv", *routed.values(), task="mqar")["test/acc"] >= NEARLY).all()
@@ -175,8 +175,9 @@ def lists() -> Told:
     yield "In {} pairs, only one of the two runs is solved. KV+Pos wins {} of", [(ahead != 0).sum(), (ahead > 0).sum()]
     found = [line("table2-paper", task, "kv+pos") for task in ("reverse", "swap")]
     assert [one.verdict for one in found] == ["worse", "worse"]
-    yield "in reverse ({} of {} against {})", [found[0].solved, found[0].pairs, found[0].solved_by_baseline]
-    yield "in swap ({} of {} against {})", [found[1].solved, found[1].pairs, found[1].solved_by_baseline]
+    for task, one in zip(("reverse", "swap"), found, strict=True):
+        text = f"In {task}, {{}} of {{}} runs of KV+Pos are solved, and {{}} of {{}} runs of QKV."
+        yield text, [one.solved, one.pairs, one.solved_by_baseline, one.pairs]
     kv, pos = (behind("table2-paper", "sort", name) for name in ("kv", "kv+pos"))
     counts = line("table2-paper", "sort", "kv")
     text = "sort*: KV is {} points below QKV [{}, {}], KV+Pos {} [{}, {}], in {} pairs of {} settings: undecided"
@@ -235,7 +236,7 @@ def recall() -> Told:
     loss = 100 * (mean("recall-laptop", "qkv") - mean("recall-laptop", "q-kv"))
     yield "loses nothing if there is a separate query ({} points)", [loss]
     lost = chosen("recall-workstation", *attentions)["test/acc"]
-    yield "The other models mostly stay near chance ({})", [lost[lost < NEARLY].median()]
+    yield "Models that do not learn the task mostly stay near chance ({})", [lost[lost < NEARLY].median()]
     table = open_record("lengths-laptop").table("test/acc")
     yield "chance is {})", [min(table.chance.values())]
     ends = [mean("lengths-laptop", name) for name in ("k", "q-kv")]
@@ -265,7 +266,7 @@ def symmetry() -> Told:
     on = (law.above.abs() <= 0.005).sum()
     text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} reach it"
     yield text, [len(law), on]
-    yield "of all {} runs {} are within half a point", [len(rows), rows.stands.sum()]
+    yield "{} of all {} runs are within half a point", [rows.stands.sum(), len(rows)]
     x = rows["test/acc"][rows.attention == "x-kv"]
     yield "`x-kv`, without a query weight, reaches {} to {}, after more steps", [x.min(), x.max()]
     others = rows["test/acc"][rows.attention.isin(["qkv, init symmetric", "q-kv"])]
@@ -287,12 +288,12 @@ def symmetry() -> Told:
             [perfect[*size, a] for a in ("qkv", "kv", "kv+pos", *PHASES)],
         )
     largest = moving["test/acc"][(moving.depth == 2) & (moving.heads == 2)]
-    yield "this many are at {} (to half a point)", [1.0]
+    yield "how many of these runs have an accuracy of {}, to half a point", [1.0]
     yield "most runs are at {}, the others have one to three broken tokens", [largest.median()]
     larger = moving[(moving.attention == "qkv") & (moving.depth * moving.heads > 1)]
     yield "`qkv` fails in {} of {} runs", [(larger["test/acc"] < 0.995).sum(), len(larger)]
     above = [one_head("cycles-laptop", name).above > 0.005 for name in ("qkv", "kv+phase, phase 1.5708")]
-    text = "and is above the level in {} of {}; the skew head (π/2) is in {} of {}"
+    text = "and is above the level in {} of {} runs; the skew head (π/2) is in {} of {}"
     yield text, [above[0].sum(), len(above[0]), above[1].sum(), len(above[1])]
     assert one_head("cycles-laptop", "kv", "kv+pos", "kv+phase", "kv+phase, phase learned").above.max() <= 0.005
     small = moving[moving.attention.isin(["kv", "kv+pos"]) & (moving.depth == 1) & (moving.heads == 1)].broken
@@ -328,16 +329,16 @@ def lacks() -> Told:
         yield f"| {titles.get(name) or label(name)} | {{}} | ... | ... | {{}} |", more_than(name)
     better, behind_qkv = (line("lacks-laptop", "masked", WITHOUT_SELF, other) for other in ("kv", "qkv"))
     yield "{} nats better than KV [{}, {}], in three seeds", [-better.difference, -better.high, -better.low]
-    yield "{} behind QKV [{}, {}]: there", [behind_qkv.difference, behind_qkv.low, behind_qkv.high]
+    yield "KV without self is {} nats behind QKV [{}, {}]", [behind_qkv.difference, behind_qkv.low, behind_qkv.high]
     yield (
-        "it closes {} % of the gap",
+        "KV without self closes {} % of the gap",
         [100 * (1 - more_than(WITHOUT_SELF)[1] / more_than("kv", with_also=WITHOUT_SELF)[1])],
     )
     both = more_than(WITHOUT_SELF, "qkv, attend_self False")
-    yield "KV without self is {} (masked) and {} (causal) behind", both
-    yield "Two angles are {} better than one", [-more_than("kv+phase, phase [0.7854, -0.7854]", "kv+phase")[0]]
+    yield "KV without self is {} nats behind in masked models, and {} in causal models", both
+    yield "two angles are {} nats better than one", [-more_than("kv+phase, phase [0.7854, -0.7854]", "kv+phase")[0]]
     gained, ahead, lead = (-more_than(turned, name)[0] for name in (WITHOUT_SELF, "qkv", "qkv, attend_self False"))
-    text = "they are {} better than KV without self, and {} ahead of QKV, but {} behind QKV without self"
+    text = "two angles are {} nats better than KV without self and {} better than QKV, but {} behind QKV without self"
     yield text, [gained, ahead, -lead]
     for column, words, other, sign in (
         ("all models", "{} nats better than KV [{}, {}], and", "kv", -1),
@@ -369,13 +370,15 @@ def lacks() -> Told:
     values = [100 * better.difference, 100 * better.low, 100 * better.high]
     yield "{} points better than KV [{}, {}]", values
     yield "{} worse than QKV [{}, {}]", behind("figure6-laptop", "lr 1e-3", WITHOUT_SELF)
-    yield "In these 12 pairs KV is {} behind", [behind("figure6-laptop", "lr 1e-3", "kv")[0]]
-    text = "QKV without self, gains {} [{}, {}]; KV without self is {} behind it"
+    yield "In these 12 pairs, KV is {} points behind", [behind("figure6-laptop", "lr 1e-3", "kv")[0]]
+    text = (
+        "QKV without self, is {} points better than QKV [{}, {}], and KV without self is {} points behind the control"
+    )
     control = behind("figure6-laptop", "lr 1e-3", "qkv, attend_self False")
     ahead = 100 * beyond_control("figure6-laptop", "val/acc")
     yield text, [-control[0], -control[2], -control[1], -ahead]
     gained = line("figure5-laptop", "all models", "qkv, attend_self False").difference
-    text = "QKV without self, gains {}; KV without self is {} behind it"
+    text = "QKV without self, is {} nats better than QKV, and KV without self is {} nats behind the control"
     yield text, [-gained, beyond_control("figure5-laptop", "val/loss")]
     yield (
         "QKV gains from the same change, {} nats in masked models and {} in causal ones",
@@ -440,20 +443,23 @@ def sharing() -> Told:
     found = line("recall-workstation", "64 symbols, 4 pairs", "k")
     yield "finds keys in {} of {} models", [found.solved, found.pairs]
     early = chosen("keyless-laptop", "q-kv", task="associative_recall", max_epochs=5)["test/acc"]
-    yield "Q≠K=V has {} to {} after the same", [early.min(), early.max()]
+    yield "Q≠K=V has an accuracy of {} to {} with one, two and four heads", [early.min(), early.max()]
     brief = {"task": "associative_recall", "max_epochs": 5}
     qkv = [mean("keyless-laptop", "qkv", heads=heads, **brief) for heads in (1, 2, 4)]
-    yield "QKV has {}, {} and {},", qkv
+    yield "QKV has {} with one head, {} with two and {} with four", qkv
     routed = [mean("keyless-laptop", "kvt.grids.keyless.Routed, std 0.1", heads=heads, **brief) for heads in (1, 2, 4)]
-    yield "of std 0.1 one head has {} and several {} or less", [routed[0], max(routed[1:])]
-    yield "is at 99 % in validation after {} to {} with any number", [*steps_to_solve("q-kv")]
-    yield "QKV after {} to {}. So Q≠K=V needs", [*steps_to_solve("qkv")]
+    yield "of std 0.1 has {} with one head, and {} or less with several", [routed[0], max(routed[1:])]
+    yield "reaches 99 % validation accuracy after {} to {} steps with any number", [*steps_to_solve("q-kv")]
+    yield "QKV reaches 99 % after {} to {} steps", [*steps_to_solve("qkv")]
     nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
-    yield "one head is {} behind", [nats["qkv, kv_heads 1"]]
+    yield "one key and value head is {} nats behind", [nats["qkv, kv_heads 1"]]
     yield "{} nats on byte tokens", [nats["qkv, kv_heads 1"]]
-    yield "is {} to {} behind, and {} if the query", [min(latents), max(latents), nats["k"]]
+    yield (
+        "is {} to {} nats behind. If the query, too, is the same vector (Q=K=V), the model is {} nats",
+        [min(latents), max(latents), nats["k"]],
+    )
     yield from retrofitted()
     yield from at_equal_parameters()
 
