@@ -301,7 +301,7 @@ def symmetry() -> Told:
     pairs = rows.broken[(rows.attention == "kv") & (rows.depth * rows.heads == 1) & (rows.cycle == 2)].sort_values()
     yield "`kv` has {}, {} and {} broken tokens on random cycles of two", [*pairs]
     report = (RESULTS / "cycles-laptop" / "report.md").read_text()
-    table = report.partition("### The price of direction")[2]
+    table = report.partition("### Training steps to 99 % validation accuracy")[2]
     steps = [
         re.search(rf"^\| {re.escape(label(a))} \|.* (\d+) \(\d+ of 18\) \|$", table, re.MULTILINE)
         for a in ("qkv", "kv", "kv+pos", *PHASES)
@@ -369,7 +369,7 @@ def lacks() -> Told:
     better = line("figure6-laptop", "lr 1e-3", WITHOUT_SELF, "kv")
     values = [100 * better.difference, 100 * better.low, 100 * better.high]
     yield "{} points better than KV [{}, {}]", values
-    yield "{} worse than QKV [{}, {}]", behind("figure6-laptop", "lr 1e-3", WITHOUT_SELF)
+    yield "{} points worse than QKV [{}, {}]", behind("figure6-laptop", "lr 1e-3", WITHOUT_SELF)
     yield "In these 12 pairs, KV is {} points behind", [behind("figure6-laptop", "lr 1e-3", "kv")[0]]
     text = (
         "QKV without self, is {} points better than QKV [{}, {}], and KV without self is {} points behind the control"
