@@ -1,4 +1,4 @@
-"""The tasks: a file for each family of tasks, with its data module and its Lightning module."""
+"""The tasks of kvt. Each file has the data module and the Lightning module of one family of tasks."""
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task

@@ -1,12 +1,12 @@
 """Set anomaly detection: find the one image of another class among nine images of one class (Borji 2023, §3.2).
 
->>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature, equal to the row number
+>>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature: the row's number
 >>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=False, batch_size=2)))
->>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and the position of the anomaly in each
+>>> sets.squeeze(-1).tolist(), positions.tolist()  # two sets, and the position of the anomaly in each set
 ([[4.0, 7.0, 0.0, 1.0], [1.0, 3.0, 0.0, 9.0]], [2, 0])
 >>> task = AnomalyTask({"feature_dim": 1, "set_size": 4}, attn="kv", dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
->>> computed["logits"].shape, computed["loss"].shape  # a score for each image, and the cross-entropy over them
+>>> computed["logits"].shape, computed["loss"].shape  # scores of the 4 images of each set; the loss
 (torch.Size([2, 4]), torch.Size([]))
 """
 
@@ -36,11 +36,11 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
 BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
-BATCH = 64  # images per batch: the activations of a large transformer then fit into the memory of a small GPU
+BATCH = 64  # images per batch; with it, activations of a large transformer fit into a small GPU
 
 
 class FeatureFile:
-    """Image features from a user's file, in the form that `read_features` reads."""
+    """Image features from a file of the user; `read_features` describes the form of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,9 +57,9 @@ class FeatureFile:
 class BackboneFeatures:
     """Image features: inputs of a torchvision classifier's last linear layer, such as the 512 numbers of ResNet-34.
 
-    Pixels are normalised as for the published weights. An image is resized only if a side is smaller than the network
-    accepts, or larger than in the network's training. A grey image gets three equal channels. The features are cached
-    in `data_dir/.cache` under a hash of backbone, weights and data set.
+    Pixels are normalised as in the training of the published weights. An image is resized only if a side is smaller
+    than the network accepts, or larger than in the network's training. A grey image gets three equal channels. The
+    features are cached in `data_dir/.cache`; a hash of backbone, weights and data set is part of the file name.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -75,15 +75,15 @@ class BackboneFeatures:
         self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
     def prepare(self) -> None:
-        """Compute the features of all images, on a GPU if there is one, unless they are cached."""
+        """Compute the features of all images, on a GPU if there is one, unless the features are cached."""
         cache_splits(self.cache, self._compute, read_features)
 
     @property
     def content(self) -> str:
-        return self._hash(self.images.content)  # the last digit of features differs between machines
+        return self._hash(self.images.content)  # not of the features, whose last digits differ between machines
 
     def load(self) -> Splits:
-        """Return the features and labels in the form of `read_features`."""
+        """Return features and labels in the form that `read_features` returns."""
         return read_features(self.cache)
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -113,17 +113,17 @@ class BackboneFeatures:
     def _own_model(self, path: Path) -> nn.Module:
         model = _meta_model(self.backbone)
         model.set_submodule(self._head, nn.Identity())
-        # torchvision sets this for its weights of GoogLeNet and Inception; no other network reads the attribute
+        # torchvision sets `transform_input` with its weights of GoogLeNet and Inception; no other network reads it
         model.transform_input = True  # type: ignore[assignment]
         try:
             state = read_tensors(path)
             for key in [key for key in state if key.startswith(f"{self._head}.")]:
                 del state[key]
             model.load_state_dict(state, assign=True)
-        except Exception as error:  # the file may contain anything, and raise errors of many types
+        except Exception as error:  # a user's file may cause errors of many types
             reason = str(error).strip().rpartition("\n")[2].strip()
             message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
-            raise UserError(f"{message}: save its model.state_dict() with torch.save") from error
+            raise UserError(f"{message}: save the state_dict() of a {self.backbone} with torch.save") from error
         return model
 
     @torch.no_grad()  # not inference_mode: its tensors cannot be used in training
@@ -144,7 +144,7 @@ class BackboneFeatures:
 
 
 def _hash_file(path: Path) -> str:
-    require_file(path, "name another file")
+    require_file(path, "pass the path of another file")
     return sha256_of(path)[:16]
 
 
@@ -154,11 +154,11 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""A source of features, with `feature_dim` and `content`, a hash that does not depend on the location of files."""
+"""A source of features. The location of its files does not affect `content`, a hash."""
 
 
 class SetBatches(Batches):
-    """Batches of sets, float32 (B, S, feature_dim), and the positions of their anomalies, int64 (B,).
+    """Batches of (sets, float32 (B, S, feature_dim); positions of the anomalies in the sets, int64 (B,)).
 
     >>> labels = torch.tensor([0, 0, 0, 1, 1])
     >>> sets = SetBatches(torch.arange(5.0).view(5, 1), labels, set_size=3, last=True, batch_size=5)
@@ -166,15 +166,15 @@ class SetBatches(Batches):
     >>> features[3, 2].tolist(), positions[3].item()
     ([3.0], 2)
 
-    Image r is the anomaly of set r. The other S − 1 images are different images of one other class, drawn uniformly.
-    With `shuffle` (training), sets are drawn for each batch from torch's default generator, which `Batches` seeds.
-    Without `shuffle`, all sets are drawn once, and depend only on the seed.
+    Image r is the anomaly of set r. The other S − 1 images of the set are drawn uniformly, without repetition, from one
+    other class. With `shuffle` (training), sets are drawn for each batch from torch's default generator, which
+    `Batches` seeds. Without `shuffle`, all sets are drawn once, and depend only on the seed.
 
     Args:
         features: float32 (images, feature_dim).
         labels: classes of the images, int64 (images,); a class must have at least `set_size` − 1 images.
         set_size: S, the number of images in a set.
-        last: whether the anomaly is last in the set, instead of at a random position.
+        last: whether the anomaly is last in the set; False: at a random position.
         settings: further arguments of `Batches`.
     """
 
@@ -193,21 +193,21 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # seed 0 is for the split
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split uses derive_seed(self.seed)
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw the sets whose anomalies are the images `rows`, (B,).
+        """Draw the sets whose anomalies are the images with the indices `rows`, (B,).
 
-        Returns the numbers of the images, (B, S), and the positions of the anomalies, (B,).
+        Returns the indices of the sets' images, (B, S), and the positions of the anomalies, (B,).
         """
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)
         members = self._members[other]  # (B, largest)
-        keys = torch.rand(members.shape, generator=generator).masked_fill_(members < 0, -1)  # never draw padding
+        keys = torch.rand(members.shape, generator=generator).masked_fill_(members < 0, -1)  # padding is never drawn
         sets = torch.cat([members.gather(1, keys.topk(last).indices), rows.unsqueeze(1)], dim=1)  # (B, S)
         if self.last:
             return sets, torch.full((size,), last)
@@ -217,22 +217,22 @@ class SetBatches(Batches):
 
 
 class SetAnomalies(TaskData):
-    """Sets of image features with one anomaly: float32 (B, S, feature_dim), and its position, int64 (B,).
+    """Sets of image features with one anomaly. A batch is (float32 (B, S, feature_dim), anomaly positions, int64 (B,)).
 
-    The anomaly is an image of another class than the rest of the set. In an epoch, every image of a split is the
-    anomaly of one set. Training sets are drawn anew in every epoch. Validation and test sets are drawn once, from the
-    seed. A pretrained network computes the features once, and they are cached on disk.
+    The anomaly is an image of another class than all other images of the set. In an epoch, every image of a split is
+    the anomaly of one set. Training sets are drawn anew in every epoch. Validation and test sets are drawn once, and
+    depend on the seed. A pretrained network computes the features once, and a file keeps the features.
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
-        root: folder of your own images, with train/ and test/, and in them one subfolder per class; or hf:NAME, a
-            Hugging Face data set. Replaces `dataset`.
+        root: folder of your own images, with train/ and test/, each with one subfolder per class; or hf:NAME, a Hugging
+            Face data set. Replaces `dataset`.
         backbone: network that computes the features, the name of a torchvision classifier.
         weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
-        features: path of a file of features, which replaces images and backbone. Make it with
+        features: path of a file of features, which replaces images and backbone. Save such a file with
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: number of images in a set, including the anomaly.
-        anomaly_position: random; or last, as in the public tutorial, where kv+pos finds it from its position alone.
+        anomaly_position: random; or last, as in the public tutorial. kv+pos finds a last anomaly by its position alone.
         val_size: fraction of each class's training images that is used for validation.
     """
 
@@ -255,11 +255,11 @@ class SetAnomalies(TaskData):
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
         if set_size < 3:
-            raise UserError(f"set_size={set_size} must be at least 3: of two images, neither is the anomaly")
+            raise UserError(f"set_size={set_size} must be at least 3: with two images, either may be the anomaly")
         if anomaly_position not in ("random", "last"):
             raise unknown("anomaly_position", anomaly_position, ("random", "last"))
         if not 0 < val_size < 1:
-            raise UserError(f"val_size={val_size} must be above 0 and below 1: it is a fraction of each class")
+            raise UserError(f"val_size={val_size} must be above 0 and below 1: the value is a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
         self.source: FeatureSource
         if features is None:
@@ -307,7 +307,7 @@ class SetAnomalies(TaskData):
 
 
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Return a random choice of the same fraction of every class: int64 (N,) → bool (N,)."""
+    """Return a mask that is True for a random `fraction` of every class: labels, int64 (N,) → bool (N,)."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -327,10 +327,12 @@ class AnomalyTask(
     warmup=100,
     schedule="cosine",
 ):
-    """Task of finding the image of another class, by a softmax over the set; model `SetScorer`, optimiser Adam.
+    """Task of finding the image of another class in a set. The model is `SetScorer`, and the optimiser is Adam.
+
+    A softmax over the scores of the set's images gives the probability of each image to be the anomaly.
 
     Args:
-        dropout: dropout probability in features, residual branches, feed-forward networks and head.
+        dropout: dropout probability in features, residual branches, feed-forward networks and the output layer.
     """
 
     unit = "sets"

@@ -26,27 +26,27 @@ class Task(L.LightningModule, ABC):
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`.
 
-    The optimiser is that of `make_optimizer`, unless the subclass overrides `configure_optimizers`. The learning rate
-    is constant unless the subclass calls `set_rate`, or passes its arguments to `super().__init__(spec, **rate)`.
+    `make_optimizer` makes the optimiser, unless the subclass overrides `configure_optimizers`. The learning rate is
+    constant unless the subclass calls `set_rate`, or passes the arguments of `set_rate` to `super().__init__(spec, …)`.
 
     A metric of an epoch is the mean over all predictions of the epoch, regardless of the batch size. A training metric
-    is the mean over the training steps since the last log. The Trainer's `log_every_n_steps` is the interval.
+    is logged every `log_every_n_steps` training steps, as the mean over the training steps since the last log.
     """
 
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # all metrics of the task
-    monitor: ClassVar[str] = "val/loss"  # the metric that chooses the best checkpoint
+    monitor: ClassVar[str] = "val/loss"  # the metric by which the best checkpoint is chosen
     required_spec: ClassVar[tuple[str, ...]] = ()  # keys of the data's `spec` that the model needs
     must_match: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that must be equal in data and model, such as "vocab"
     lr: float = 1e-3  # learning rate
     warmup: int = 0  # steps of linear warm-up
     schedule: str = "constant"  # a key of `kvt.tasks.schedules.SCHEDULES`
     model: nn.Module
-    means: MutableMapping[str, Mean]  # running means by name, such as "val/loss", since they were last recorded
+    means: MutableMapping[str, Mean]  # running means since the last record, by name, such as "val/loss"
 
     def __init__(self, spec: Mapping[str, Any] | None = None, **rate: Any) -> None:
         super().__init__()
-        self.save_hyperparameters(logger=False)  # includes arguments of the subclass
+        self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         if missing := [key for key in self.required_spec if key not in (spec or {})]:
             raise UserError(f"--model {type(self).__name__} does not fit --data: the data spec lacks {missing}")
         self.monitored()
@@ -58,14 +58,14 @@ class Task(L.LightningModule, ABC):
         self.logged_step = 0  # the training step at which training metrics were last logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
         self.optimizer_mode = "train"  # or "eval", for optimisers with modes, such as schedule-free optimisers
-        self.teachers: tuple[Task, ...] = ()  # at most one; a tuple, so that it is no submodule and in no checkpoint
-        self.taught: dict[str, Any] = {}  # the settings of the teacher and the hash of its weights, for checkpoints
-        if rate:  # a subclass that passes on **kwargs has the arguments of `set_rate` as flags
+        self.teachers: tuple[Task, ...] = ()  # at most one teacher; a tuple keeps it out of submodules and checkpoints
+        self.taught: dict[str, Any] = {}  # for checkpoints: settings of the teacher, and a hash of the weights
+        if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
     @classmethod
     def monitored(cls) -> Metric:
-        """Return the metric of `monitor`; raise UserError if it is not in `metrics` or has no `better`."""
+        """Return the metric that `monitor` names; raise UserError if `metrics` lacks it, or if it has no `better`."""
         name = cls.monitor.partition("/")[2]
         found = next((metric for metric in cls.metrics if metric.name == name), None)
         if found is None or found.better is None:
@@ -82,7 +82,7 @@ class Task(L.LightningModule, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def set_rate(self, lr: float = 1e-3, warmup: int = 0, schedule: str = "constant") -> None:
-        """Set the learning rate and its schedule; raise UserError if a value is not allowed.
+        """Set the learning rate and its schedule; raise UserError if the task does not allow a value.
 
         Args:
             lr: learning rate.
@@ -96,8 +96,8 @@ class Task(L.LightningModule, ABC):
     def learn_from(self, teacher: "Task", temperature: float = 1.0, weight: float = 1.0) -> None:
         """Add weight · T² · KL(teacher ‖ task) to the training loss, in nats, as a mean over predictions.
 
-        The two distributions are softmax(logits / T), where T is the temperature (Hinton et al. 2015). Teacher and task
-        get the same batches, with the same masked tokens and crops. The teacher is in eval mode, and is not trained.
+        The distributions of teacher and task are softmax(logits / T) with temperature T (Hinton et al. 2015). The
+        teacher gets the task's batches, with the same masked tokens and crops, is in eval mode, and is not trained.
         """
         self.teachers = (teacher.eval().requires_grad_(False),)
         self.temperature, self.teacher_weight = temperature, weight
@@ -107,20 +107,20 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict of the loss and the other `metrics` of a batch; it may have further outputs.
+        """Return a dict with the loss and the other `metrics` of a batch; the dict may have further outputs.
 
         A metric is either a tensor with one number, the mean over the predictions of the batch; or a pair of a sum and
-        its divisor, which are added up over all batches before the division. For a metric with `bins`, sum and divisor
-        have one entry per bin. A task whose loss is that of `losses`, and which returns the result of `losses` as
-        "found", can learn from a teacher. A task may return some metrics in eval mode only.
+        a divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
+        divisor have one entry per bin. To learn from a teacher, a task must compute its loss with `losses`, and return
+        the result of `losses` as "found". A task may return some metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
-        """Return the logits of a batch, or the states and the head, and the right classes, for `losses`."""
-        raise self._error("predictions must return kvt.models.losses.Predictions, for its losses and for a --teacher")
+        """Return `Predictions` of a batch for `losses`: the right classes, with logits, or with states and a head."""
+        raise self._error("predictions must return kvt.models.losses.Predictions, which losses and --teacher need")
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the cross-entropy of `predictions`. In training, the divergence from a `--teacher` is added."""
+        """Return the cross-entropy of `predictions`. In training, add the divergence from a `--teacher`."""
         teacher = None
         for one in self.teachers if self.training else ():
             with torch.no_grad():
@@ -136,7 +136,7 @@ class Task(L.LightningModule, ABC):
         return self.num_predictions(batch)
 
     def bins(self) -> Mapping[str, Sequence[int]]:
-        """Return a dict from names of binned `metrics` to their bins, the numbers that replace {} in the name."""
+        """Return a dict that maps each metric name with {} to the numbers that replace {}, one for each bin."""
         return {}
 
     def inputs(self, batch: Any) -> tuple[Tensor, ...]:
@@ -144,7 +144,7 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels for the rows and the columns of a layer's attention map; None for no labels.
+        """Return labels for the rows and for the columns of a layer's attention map; None if the map has no labels.
 
         Args:
             layer: name of the attention layer.
@@ -153,7 +153,9 @@ class Task(L.LightningModule, ABC):
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and attention weights to draw over it, (heads, rows, columns), or None.
+        """Return a picture, uint8 (H, W, C), and attention weights to draw over the picture, (heads, rows, columns).
+
+        Returns None if the task has no pictures.
 
         Args:
             weights: attention map of one layer for one example, (heads, N, N). The last tokens are the patches of the
@@ -167,7 +169,7 @@ class Task(L.LightningModule, ABC):
         return ""
 
     def sample(self) -> str | None:
-        """Return a text that the model generates, as Markdown for TensorBoard; None if the task generates no text."""
+        """Return a text that the model generates, as Markdown for TensorBoard; None if the model generates no text."""
         return None
 
     def check_causality(self) -> None:
@@ -177,16 +179,15 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def setup(self, stage: str) -> None:
-        """Raise UserError if data and model differ in a key of `must_match`, so that ids have different meanings."""
+        """Raise UserError if the `spec` of data and model differ in a key of `must_match`, such as the vocabulary."""
         theirs = getattr(getattr(self.trainer, "datamodule", None), "spec", None) or {}
         for name in self.must_match:
             if theirs and theirs.get(name) != self.hparams["spec"].get(name):
-                raise UserError(
-                    f"{type(self).__name__} was made with another {name} than the data: use data with that {name}"
-                )
+                made = f"{type(self).__name__} was made with another {name} than the data"
+                raise UserError(f"{made}: use data with the {name} of the model")
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return columns of predictions.csv for a batch: by default batch[1] as target, and the output of `forward`."""
+        """Return a dict of columns of predictions.csv; default: "target" is batch[1], "prediction" is the output."""
         return {"target": batch[1], "prediction": self(*self.inputs(batch))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -200,7 +201,7 @@ class Task(L.LightningModule, ABC):
 
     @property
     def logs_now(self) -> bool:
-        """Whether the training metrics are logged after the present batch."""
+        """Whether the training metrics are logged after the current batch."""
         interval = max(self.trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
         return self.global_step != self.logged_step and self.global_step % interval == 0
 
@@ -225,8 +226,8 @@ class Task(L.LightningModule, ABC):
 
     def on_validation_start(self) -> None:
         self._switch_optimizers("eval")
-        self.check_causality()  # a leak may show only after some training
-        self._log_metrics("train")  # before a checkpoint is written, so that it contains all metrics so far
+        self.check_causality()  # some models use later tokens only after some training
+        self._log_metrics("train")  # now, so that the next checkpoint contains all metrics so far
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.logs_now:
@@ -243,10 +244,10 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the names of the task's and the data's class to the checkpoint, for `kvt.load`.
+        """Add the names of the task's class and of the data's class to the checkpoint, for `kvt.load`.
 
-        If an optimiser has modes and is in mode train, the checkpoint's weights are those of mode eval. The weights of
-        mode train are stored as "training_weights", since switching the mode and back may change their last bits.
+        If an optimiser has modes and is in mode train, the checkpoint gets the weights of mode eval, and the weights of
+        mode train as "training_weights". To switch the mode and back may change the last bits of weights.
         """
         if self.optimizer_mode == "train" and self._optimizers_with_modes() and "averaging_state" not in checkpoint:
             weights = _copies(checkpoint["state_dict"])
@@ -267,8 +268,8 @@ class Task(L.LightningModule, ABC):
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, and pass it to callbacks that have a method `on_record`.
 
-        With several processes, the first process's number is logged. If a metric that the task computes at the end of a
-        stage differs between processes, a note says so.
+        With several processes, the number of the first process is logged. If the number of a metric with how="recorded"
+        differs between processes, the result gets a note about this.
         """
         own = {metric.name for metric in self.metrics if metric.how == "recorded"}
         if self.trainer.world_size > 1 and name.partition("/")[2] in own:
@@ -281,10 +282,10 @@ class Task(L.LightningModule, ABC):
                 callback.on_record(name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
-        """Add the result of `compute_metrics` to the means of a stage; a single number counts `weight` times."""
+        """Add the result of `compute_metrics` to a stage's means, in which a single number counts `weight` times."""
         for metric, mean in self._means(stage):
             value = computed.get(metric.name)
-            if isinstance(value, Tensor):  # converted before the product, which would overflow in half precision
+            if isinstance(value, Tensor):  # the conversion comes first, because half precision would overflow
                 mean.update(value.detach().to(ACCUM_DTYPE) * weight, weight)
             elif value is not None:
                 mean.update(*value)
@@ -299,7 +300,7 @@ class Task(L.LightningModule, ABC):
         return [one for one in self.trainer.optimizers if hasattr(one, "train") and hasattr(one, "eval")]
 
     def _switch_optimizers(self, mode: str) -> None:
-        """Call `train` or `eval` of optimisers with modes; a schedule-free optimiser then replaces the weights."""
+        """Call `train` or `eval` of optimisers with modes. Schedule-free optimisers then replace the weights."""
         self.optimizer_mode = mode
         for optimizer in self._optimizers_with_modes():
             getattr(optimizer, mode)()
@@ -307,14 +308,14 @@ class Task(L.LightningModule, ABC):
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
         if self.teachers and "found" not in computed:
-            raise self._error('compute_metrics must return "found", its self.losses(batch), to learn from a --teacher')
+            raise self._error('compute_metrics must return self.losses(batch) as "found", to learn from a --teacher')
         numbers = [name for name, value in computed.items() if is_measured(value)]
         wanted = [metric.name for metric, _ in self._means(stage)]
         if missing := [name for name in ("loss", *wanted) if name not in numbers]:
-            raise self._error(f"compute_metrics must return {missing[0]!r}, a tensor with one number, or a pair")
+            raise self._error(f"compute_metrics must return {missing[0]!r}: one number, or a pair of sum and divisor")
         declared = [metric.name for metric in self.metrics]
         if strange := [name for name in numbers if name not in declared]:
-            remedy = f"add Metric({strange[0]!r}) to its metrics, {', '.join(declared)}"
+            remedy = f"add Metric({strange[0]!r}) to the metrics of the class, {', '.join(declared)}"
             raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
         if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
             raise self._error(f"num_predictions must return the number of predictions in a batch, not {weight!r}")
@@ -334,7 +335,7 @@ class Task(L.LightningModule, ABC):
             if bins := self.bins().get(metric.name):
                 of_bins = zip(bins, value.view(-1), strict=True)
                 numbers = {metric.name.format(bin): number for bin, number in of_bins if not number.isnan()}
-                numbers = numbers if len(numbers) > 1 else {}  # a single bin equals the mean over all
+                numbers = numbers if len(numbers) > 1 else {}  # a single bin has the mean of all predictions
             for name, number in numbers.items():
                 self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
             mean.reset()
@@ -350,13 +351,13 @@ def is_measured(value: Any) -> bool:
 
 
 def class_name(cls: type) -> str:
-    """Return the name of a class for checkpoints: the bare name for kvt's classes, else the import path."""
+    """Return a class's name for checkpoints: the bare name of a class of kvt, the import path of any other class."""
     return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return the task and data classes that `kvt.tasks` imports, by bare name, as checkpoints name them."""
+    """Return a dict that maps the bare name of each task and data class that `kvt.tasks` imports to the class."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
@@ -365,7 +366,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class with a bare name, or a user's class with an import path; it must derive from `base`."""
+    """Return the class of kvt with a bare name, or a user's class from an import path; `base` must be a base class."""
     known = known_classes()
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     if ours and issubclass(ours, base):
@@ -375,14 +376,14 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
 
 
 class Classification(Task):
-    """Task with cross-entropy as loss, and accuracy as metric; a batch is (inputs, targets)."""
+    """A task whose loss is the cross-entropy, and whose metric is accuracy; a batch is (inputs, targets)."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
-    smoothing: float = 0.0  # of the targets, in training; a subclass sets it in `make_model`
+    smoothing: float = 0.0  # label smoothing in training; a subclass sets it in `make_model`
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return loss and accuracy over all targets, the logits, and what `losses` returned."""
+        """Return a dict of loss, accuracy over all targets, logits, and the result of `losses` as "found"."""
         found = self.losses(batch, self.smoothing if self.training else 0.0)
         right = found.right.sum(dtype=found.loss.dtype)
         return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
@@ -401,7 +402,7 @@ class Classification(Task):
         return f"true {true}, predicted {predicted}"
 
     def class_title(self, label: int) -> str:
-        """Return the name of a class; default: its number."""
+        """Return the name of a class; default: the number of the class."""
         return str(label)
 
     @torch.no_grad()
@@ -411,7 +412,7 @@ class Classification(Task):
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return the most probable class of every prediction, its probability, and the target."""
+        """Return a dict of targets, most probable classes, and the probabilities of these classes."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
         return {"target": targets, "prediction": prediction, "probability": probability}

@@ -1,4 +1,4 @@
-"""Check that a model does not use the tokens that it must predict; an attention that ignores `causal` uses them.
+"""Checks that a causal model does not use later tokens, as it would if its attention ignored `causal`.
 
 >>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
 >>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from kvt.system.errors import UserError
 
-TOLERANCE = 1e-3  # relative to the largest output; smaller differences are rounding errors
-SHORT = 16  # length of a second test sequence: if outputs are averages, a token has more influence in a short one
+TOLERANCE = 1e-3  # smaller differences, relative to the largest output, are rounding errors
+SHORT = 16  # length of a second test sequence, in which one token changes an average more than in a long sequence
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that sets eval mode, and turns off gradients and compilation; it restores every module's mode."""
+    """Context manager that sets eval mode, and disables gradients and compilation; the exit restores all modes."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -33,7 +33,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
     """Return whether an output of `predict`, int64 (B, N) → (B, N, …), at position i changes with tokens after i.
 
-    Adjacent `tokens`, int64 (N,), must differ. The test uses all tokens, and the first `SHORT` tokens.
+    `tokens`, int64 (N,), must have no equal neighbours. One test uses all tokens, a second the first `SHORT` tokens.
     """
     for length in {min(SHORT, len(tokens)), len(tokens)}:
         starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
@@ -46,15 +46,15 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
 
 
 def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
-    """Raise UserError, naming --attn, if an output of `predict` depends on a later symbol.
+    """Raise UserError, with --attn in the message, if an output of `predict` depends on a later symbol.
 
-    `predict` must call `model`. The test sequences have at most `length` symbols, which are numbers from 0 to
-    `symbols` − 1.
+    `predict` must call `model`. The function tests with sequences of at most `length` symbols. A symbol is a number
+    from 0 to `symbols` − 1.
     """
     tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
     with eval_mode(model):
         if leaks_future(predict, tokens):
-            raise UserError(f"--attn {attn}: attends to later tokens: make it respect `causal`")
+            raise UserError(f"--attn {attn}: attends to later tokens: make the attention respect `causal`")
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The base class of all tasks' data, which keeps splits as tensors and resumes in the middle of an epoch."""
+"""`TaskData`, the base class of all data sets. It keeps splits as tensors, and resumes within an epoch."""
 
 import os
 from abc import ABC, abstractmethod
@@ -20,14 +20,14 @@ from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
-"""The largest number of examples that `seen_in_training` compares, which takes about three seconds."""
+"""The largest number of examples that `seen_in_training` compares. The comparison takes about three seconds."""
 
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set whose splits "train", "val" and usually "test" are tensors in memory.
 
-    A subclass implements `load`. It sets `spec` if the model needs sizes or words of the data, and `task_name` if that
-    differs from the name of the class. The arguments below are flags of every data set.
+    A subclass implements `load`. It sets `spec` if the model needs sizes or words of the data, and `task_name` if the
+    name of the task differs from the name of the class. The arguments below are flags of every data set.
 
     Args:
         batch_size: number of examples in a batch on one process.
@@ -35,14 +35,14 @@ class TaskData(L.LightningDataModule, ABC):
         data_dir: folder of data sets and cached features; default: $KVT_DATA_DIR, else ./data.
     """
 
-    task_name: str  # also the name of the folder of its runs
+    task_name: str  # also the name of the folder with the task's runs
     spec: dict[str, Any]  # plain values that the model needs, such as sizes and words; available before `setup`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
-    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # the arguments that are paths, which differ by machine
-    only_predict: str | None = None  # if the data have no targets: the reason why only `kvt predict` accepts them
-    content: str | None = None  # a hash of the data that `load` has read, before splitting; None if it reads no data
-    measures_others: bool = False  # whether a model can be evaluated on other data of this class than its training data
-    trained_on: str | None = None  # the `content` of the training data of the evaluated model; None if unknown
+    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
+    only_predict: str | None = None  # the reason why only `kvt predict` accepts the data; None: the data have targets
+    content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
+    measures_others: bool = False  # whether a model may be evaluated on data other than its training data
+    trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class TaskData(L.LightningDataModule, ABC):
             self.task_name = type(self).__name__.lower()
         if not hasattr(type(self), "spec"):  # in some subclasses, `spec` is a property
             self.spec = {}
-        self.save_hyperparameters()  # includes the subclass's arguments
+        self.save_hyperparameters()  # also saves the arguments of the subclass
         self.hparams.update(self.as_recorded(self.hparams))
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
@@ -62,20 +62,20 @@ class TaskData(L.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return the tensors of all splits; set `content` if they are read from files."""
+        """Return a dict that maps each split to its tensors; set `content` if the data are read from files."""
 
     @classmethod
     def chance(cls, **settings: Any) -> float | None:
-        """Return the accuracy of guessing for arguments of the class; None if it is unknown."""
+        """Return the accuracy of guessing with these arguments of the class; None if this accuracy is unknown."""
         return None
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings in a unique form, in which runs are named, stored and compared.
+        """Return settings in a unique form. kvt names, stores and compares runs by this form.
 
         Args:
             settings: arguments of the class, in this version or an older version of kvt.
-            spec: the `spec` of the data that were made with these arguments, if known.
+            spec: the `spec` of the data with these arguments, if known.
         """
         return settings
 
@@ -85,23 +85,23 @@ class TaskData(L.LightningDataModule, ABC):
             self.save_hyperparameters({"content": self.content})  # identifies the data regardless of their path
 
     def note_left_out(self, place: object, what: str | None) -> None:
-        """Report parts of a file or folder that are not read: print a message, and add a note to the result.
+        """Report parts of a file or folder that `load` does not read, by a message and by a note in the result.
 
-        `what` describes these parts; None if everything is read.
+        `what` describes these parts; None if `load` reads everything.
         """
         if what:
             self.notes["left_out"] = what
             say(printable(f"{place}: left out: {what}"))
 
     def note_counts(self, name: str, **counts: int) -> None:
-        """Print a line and add a note if a known data set has another number of examples than published."""
+        """Print a line and add a note if a known data set has another number of examples than its published version."""
         if what := other_counts(name, counts):
             self.notes[UNPUBLISHED] = what
             say(f"these are not the published data: {what}")
 
     @property
     def are_others(self) -> bool:
-        """Whether the data are known to differ from the training data of the evaluated model."""
+        """Whether the data differ from the training data of the evaluated model; False if that is unknown."""
         return self.trained_on not in (None, self.content)
 
     def train_dataloader(self) -> Batches:
@@ -112,7 +112,7 @@ class TaskData(L.LightningDataModule, ABC):
             now = self._train_batches.world_size
             before = self._resume_from.get("processes", now)
             if self._resume_from["batch"] and before != now:
-                what = f"saved within an epoch with {before} devices, and the run now has {now}"
+                what = f"saved within an epoch with {before} devices, and the run now has {now} devices"
                 say(f"the checkpoint was {what}: the rest of the epoch repeats some rows and leaves out others")
             self._resume_from = None
         return self._train_batches
@@ -129,7 +129,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def validated(self) -> str:
-        """The split to validate on: "val", or with --overfit_batches "train"."""
+        """The split to validate on: "train" with --overfit_batches, else "val"."""
         return "train" if getattr(self.trainer, "overfit_batches", 0) else "val"
 
     @property
@@ -138,11 +138,11 @@ class TaskData(L.LightningDataModule, ABC):
         return next(split for split in ("predict", "test", "val") if split in self.splits)
 
     def names(self, split: str) -> list[str] | None:
-        """Return names of the examples of a split, such as file names; None if they have no names."""
+        """Return names of the examples of a split, such as file names; None if the examples have no names."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # saved here and not by the loader: the Trainer restores a loader only after schedules need the number of steps
+        # here, not in the loader: schedules need the number of steps before the Trainer restores a loader
         batches = self._train_batches
         return {**batches.state_dict(), "processes": batches.world_size} if batches else {}
 
@@ -151,14 +151,14 @@ class TaskData(L.LightningDataModule, ABC):
             self._resume_from = state_dict or None
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return a key for each example of a split, equal for examples with equal model inputs."""
+        """Return a key for each example of a split. Examples with equal inputs of the model have equal keys."""
         return row_hashes(self.splits[split][0])
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """For every split but "train": number of examples whose input is also in "train".
+        """A dict that maps each split except "train" to the number of examples whose input is also in "train".
 
-        None if there are more than `MAX_COUNTED` examples.
+        None if the data have more than `MAX_COUNTED` examples.
         """
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
@@ -181,14 +181,14 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Return at least `count` examples of a split in batches of 16: random for "train", else the first ones."""
+        """Return at least `count` examples of a split in batches of 16: random examples for "train", else the first."""
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train"}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for this process of the Trainer; training batches are shuffled.
 
-        With --overfit_batches, training batches are not shuffled, and validation uses them, too.
+        With --overfit_batches, training batches are not shuffled, and validation uses the training batches.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
@@ -203,14 +203,14 @@ class TaskData(L.LightningDataModule, ABC):
         return self.make_batches(*self.splits[served], **settings)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
-        """Return the loader of a split's tensors."""
+        """Return the loader for the tensors of a split."""
         return Batches(*tensors, **settings)
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-    """Return settings of kvt's data class `name` in the form of `as_recorded`; settings of other classes are unchanged.
+    """Return settings of a data class of kvt in the form of `TaskData.as_recorded`, those of other classes unchanged.
 
-    Nothing is imported, because `name`, a bare name or an import path, may come from an untrusted file.
+    `name`, a bare name or an import path, may come from an untrusted file. So the function imports nothing.
     """
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings, spec) if own and issubclass(own, TaskData) else settings

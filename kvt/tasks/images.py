@@ -1,7 +1,7 @@
-"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 and any folder of images (Borji 2023, §3.2).
+"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 or a folder of images (Borji 2023, §3.2).
 
 >>> spec = {"channels": 1, "height": 2, "width": 2, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
->>> images = torch.tensor([[[[0, 255], [255, 0]]], [[[90, 90], [40, 40]]]], dtype=torch.uint8)  # two, of 2x2 pixels
+>>> images = torch.tensor([[[[0, 255], [255, 0]]], [[[90, 90], [40, 40]]]], dtype=torch.uint8)  # two: 2x2 pixels each
 >>> batch = images, torch.tensor([0, 1])  # a cat and a dog
 >>> task = ImageTask(spec, attn="kv", patch=1, dim=8, depth=1, heads=2)
 >>> computed = task.compute_metrics(batch)
@@ -34,24 +34,25 @@ SHAPE = ("channels", "height", "width")
 
 
 class Images(TaskData):
-    __doc__ = f"""Images, uint8 (B, C, H, W), and their classes, int64 (B,).
+    __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
-    The validation split is a random choice of the training images that depends on the seed. Training images are
+    The validation split is a random part of the training images; the seed determines this part. Training images are
     augmented on the model's device: each image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random
     horizontal flip.
 
     Args:
         dataset: {", ".join(SETS)}.
-        root: folder of your own images, with train/, test/ and optionally val/, and in them one subfolder per class; or
-            a Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
-        image_size: size in pixels, only with `root`: the shorter side is resized to it, and the centre is cropped to a
-            square. Default: no resizing, and all images must have the same size.
+        root: folder of your own images, with train/, test/ and optionally val/, each with one subfolder per class; or a
+            Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
+        image_size: size in pixels, only with `root`: the shorter side of an image is resized to this size, and the
+            centre is cropped to a square. Default: no resizing; all images must have the same size.
         augment: whether training images are randomly cropped and flipped.
-        val_size: number of training images to use for validation instead, or their fraction if below 1. Not used if
-            `root` has val/.
-        mean: mean of the pixels, from 0 to 1, for normalisation; one number per channel, or one for all. Default: the
-            mean of the training images in `root`, or of the known data set, as in the paper's code.
-        std: standard deviation of the pixels, for normalisation, given and with defaults as `mean`.
+        val_size: number of training images that are used for validation instead; below 1, the fraction of the training
+            images. Not used if `root` has val/.
+        mean: mean of the pixels, from 0 to 1, for normalisation: one number for each channel, or one number for all
+            channels. Default: the mean of the training images in `root`; for a data set of `dataset`, the mean in the
+            paper's code.
+        std: standard deviation of the pixels, for normalisation. Form and default are those of `mean`.
     """
 
     path_settings = ("data_dir", "root")
@@ -76,7 +77,7 @@ class Images(TaskData):
         self.task_name = self.source.name
         require_positive(val_size=val_size)
         if not self.source.has_classes:
-            remedy = "other commands need train/<class>/ and test/<class>/"
+            remedy = "commands except kvt predict need train/<class>/ and test/<class>/"
             self.only_predict = f"{root} has images without classes, which only kvt predict accepts: {remedy}"
             return
         channels = self.source.shape[0]
@@ -85,17 +86,17 @@ class Images(TaskData):
         numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
         for name, found in numbers.items():
             if len(found) not in (1, channels):
-                raise UserError(f"{name}={found} must have one number for each of {channels} channels, or for all")
+                raise UserError(f"{name}={found} must have one number for each of {channels} channels, or one for all")
         require_positive(std=min(numbers["std"]))
         shape = dict(zip(SHAPE, self.source.shape, strict=True))
         self.spec = {**shape, "classes": self.source.classes, **numbers}
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings with mean and std as numbers for a known set, and None if they are measured on `root`.
+        """Return settings in which mean and std are numbers for a known data set, and None if `root` was measured.
 
-        Older versions recorded CIFAR-10's numbers as default even if `root` was measured. They are replaced by None if
-        the numbers in `spec` differ from them.
+        Older versions recorded mean and std of CIFAR-10 as default even if `root` was measured. None replaces these
+        numbers if the numbers in `spec` differ from them.
         """
         if not settings.get("root"):
             usual = cls._usual(str(settings.get("dataset")))
@@ -111,7 +112,7 @@ class Images(TaskData):
 
     @classmethod
     def _usual(cls, dataset: str) -> dict[str, list[float]]:
-        """Return mean and std of a known data set, else an empty dict."""
+        """Return mean and std of a known data set; an empty dict for any other data set."""
         known = cls.sets.get(dataset)
         return {"mean": [*known.mean], "std": [*known.std]} if known else {}
 
@@ -122,7 +123,7 @@ class Images(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         self.note_left_out(self.source.name, self.source.left_out)
         if self.only_predict:
-            self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the model's
+            self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the shape that the model accepts
             return {"predict": self.source.load("predict")}
         self.content = self.source.content
         splits = {**self._training, "test": self.source.load("test")}
@@ -141,7 +142,7 @@ class Images(TaskData):
             return {"train": (images, labels), "val": self.source.load("val")}
         held_out = round(self.val_size * len(labels)) if self.val_size < 1 else int(self.val_size)
         if not 0 < held_out < len(labels):
-            raise UserError(f"val_size={self.val_size} of {len(labels)} images leaves a split empty: choose another")
+            raise UserError(f"val_size={self.val_size} of {len(labels)} images leaves a split empty: change val_size")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive_seed(self.seed)))
         parts = {"train": order[held_out:], "val": order[:held_out]}
         return {split: (images[rows], labels[rows]) for split, rows in parts.items()}
@@ -177,13 +178,13 @@ class ImageTask(
     dropout=0.0,
     schedule="multistep",
 ):
-    """Task of classifying images; model `ViT`, optimiser Adam.
+    """Task of classifying images. The model is `ViT`, and the optimiser is Adam.
 
-    The default schedule divides the learning rate by ten at milestones. The paper's runs end before the first one.
+    The default schedule divides the learning rate by ten at milestones. Runs of the paper end before all milestones.
 
     Args:
-        pool: input of the classification head: class (the output of the class token) or mean (the mean over the outputs
-            of the patches).
+        pool: input of the classification layer: class (the output of the class token) or mean (the mean over the
+            outputs of the patches).
         patch: side of a patch in pixels; must divide height and width of the images.
         milestones: epochs after which the schedule multistep divides the learning rate by ten.
     """
@@ -203,7 +204,7 @@ class ImageTask(
         require_probability(smoothing=smoothing)
         require_positive(**{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
         self.smoothing, self.milestones, self.patch = smoothing, milestones, patch
-        for name in ("mean", "std"):  # for grey levels from 0 to 255, (C or 1, 1, 1)
+        for name in ("mean", "std"):  # scaled to grey levels from 0 to 255; shape (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
         shape = {name: spec[name] for name in SHAPE}
         tokens = count_tokens(spec["height"], spec["width"], patch)
@@ -220,12 +221,13 @@ class ImageTask(
         """Return the most probable class of each image, int64 (B,); `class_title` returns the name of a class.
 
         Args:
-            inputs: a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image, or the path of an
-                image file; or a list of these. A PIL image or file of another size than the training images is resized,
-                and its centre is cropped.
+            inputs: a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image; or the path of an
+                image file; or a list of these. If a PIL image or a file has another size than the training images, it
+                is resized, and its centre is cropped.
 
         Raises:
-            UserError: the tensor has another shape, or values that are not grey levels; or the file is not an image.
+            UserError: the tensor has another shape than the training images, or values that are not grey levels; or the
+                file is not an image.
         """
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
         if isinstance(inputs, list):
@@ -251,7 +253,7 @@ class ImageTask(
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
-        """Return the most probable class of each image by name, its probability, and the target, "" if unknown."""
+        """Return names of targets and of most probable classes, and their probabilities; "" for an unknown target."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 
@@ -264,7 +266,7 @@ class ImageTask(
         return tokens, tokens
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        # row 0 of the map: the attention of the class token to the patches
+        # row 0 of the attention map has the weights from the class token to the patches
         image = inputs[0][0].cpu()  # (C, H, W)
         rows = image.shape[1] // self.patch
         return rearrange(image, "c h w -> h w c"), rearrange(weights[:, 0, 1:], "a (h w) -> a h w", h=rows)

@@ -1,7 +1,7 @@
 """Language models of characters and of numbers in words (Borji 2023, §3.4), and of texts of any size.
 
-A text is encoded as a stream of tokens, which is cut into windows; a batch contains several windows. The kinds of text
-differ only in their tokens and in the positions where windows begin.
+A text is encoded as a stream of tokens, and the stream is cut into windows. A batch contains several windows. Tasks
+differ only in their tokens and in the positions at which windows begin.
 
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
@@ -67,16 +67,16 @@ SHAKESPEARE = Remote(
 )
 OBJECTIVES = ("causal", "masked")
 MASK = b"<mask>"
-"""The text of the mask token, the last token in the vocabulary of a masked language model."""
+"""The text of the mask token, which is the last token in the vocabulary of a masked language model."""
 Rows = tuple[Tensor, Tensor, Tensor]
-"""The positions at which windows begin and at which their texts end, both int64 (R,), and the tokens, (T,)."""
+"""(start positions of windows, end positions of the windows' texts, tokens): int64 (R,), int64 (R,), (T,)."""
 
 
 class Windows(Batches):
     """Batches of windows of a token stream: `length` tokens from a start position on, and the next tokens as targets.
 
-    The text of a window ends before its stop position. The targets from the stop position on are `filler`, and the
-    inputs at the positions of these targets are `fill`.
+    The text of a window ends before the window's stop position. Targets from the stop position on are `filler`, and the
+    inputs from which the model predicts these targets are `fill`.
 
     >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
     >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):
@@ -89,7 +89,9 @@ class Windows(Batches):
         super().__init__(*rows, **settings)
         self.length, self.fill, self.filler = length, fill, filler
         starts, stops, _ = rows
-        self.whole = bool((starts + length < stops).all())  # no window needs filling
+        self.whole = bool(
+            (starts + length < stops).all()
+        )  # True if every window has `length` + 1 tokens before its stop
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         tokens, real = self._windows(rows)
@@ -99,7 +101,7 @@ class Windows(Batches):
         return tokens[:, :-1].masked_fill(missing, self.fill), tokens[:, 1:].masked_fill(missing, self.filler)
 
     def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `length` + 1 tokens of every window, and whether they come before its stop, both (B, length + 1)."""
+        """Return `length` + 1 tokens of every window, and whether a token precedes the stop, both (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
@@ -112,7 +114,7 @@ class Windows(Batches):
 class TokenBatches(Windows):
     """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length).
 
-    Unlike in `Windows`, an input is `fill` only from the stop position on.
+    In `Windows`, the last input before the stop position is also `fill`. Here, only inputs from the stop on are `fill`.
     """
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -124,12 +126,12 @@ class TokenBatches(Windows):
 class MaskedBatches(Windows):
     """Batches for masked language models: inputs with masked tokens, targets, and whether a target is real.
 
-    15 % of a window's tokens, at least one, are chosen as targets; the target at all other positions is `IGNORE`. In
-    the inputs, a chosen token is replaced by `mask` with probability 0.8, by another token below `mask` with
-    probability 0.1, and is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
+    15 % of a window's tokens, at least one, are chosen as targets. The target at all other positions is `IGNORE`. In
+    the inputs, `mask` replaces a chosen token with probability 0.8, another token below `mask` replaces it with
+    probability 0.1, and it is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
 
-    In training, the choice comes from torch's default generator, which `Batches` seeds. Otherwise it depends only on
-    the seed and the number of the window.
+    In training, torch's default generator, which `Batches` seeds, chooses the tokens. In all other stages, the chosen
+    tokens depend only on the seed and the number of the window.
 
     >>> rows = torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9])
     >>> for part in next(iter(MaskedBatches(*rows, length=6, fill=9, mask=10, batch_size=1, seed=3))):
@@ -166,9 +168,9 @@ class MaskedBatches(Windows):
 
 
 class TextData(TaskData):
-    """Windows of a text's tokens, int64 (B, length), and the next token of every token, int64 (B, length).
+    """Windows of a text's tokens, int64 (B, length), with the token after each token as target, int64 (B, length).
 
-    A subclass implements `load`, which returns the `Rows` of all splits. Training drops an incomplete last batch.
+    A subclass implements `load`, which maps each split to its `Rows`. Training drops an incomplete last batch.
     """
 
     drop_last = True
@@ -181,7 +183,7 @@ class TextData(TaskData):
         return {"length": self.length}
 
     def adjacent(self, stream: Tensor, first: int, last: int) -> Rows:
-        """Return adjacent windows that predict every token from `first` + 1 to `last` − 1 once."""
+        """Return adjacent windows in which every token from `first` + 1 to `last` − 1 is a target once."""
         return self.rows(torch.arange(first, max(first, last - 1), self.length), last, stream)
 
     def rows(self, starts: Tensor, stop: int, stream: Tensor) -> Rows:
@@ -196,18 +198,18 @@ class TextData(TaskData):
 
 
 class Characters(TextData):
-    """Windows of characters, int64 (B, length), and the next character of every character: "To be" and "o be,".
+    """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
 
-    Training uses the first part of the text, and validation the rest, unless the data set has a validation split. There
-    is no test split. Training visits the windows that begin at every character of its part, in random order. Validation
-    predicts every character of its part once, except the first. The vocabulary has the characters of the whole text.
-    `kvt validate` with another text evaluates a checkpoint on the whole text; all characters of the text must be in the
-    checkpoint's vocabulary.
+    Training uses the first part of the text, and validation uses the rest, unless the data set has a validation split.
+    There is no test split. A training window begins at every character of the training part, and the windows are
+    visited in random order. In validation, every character of the validation part except the first is a target once.
+    The vocabulary has the characters of the whole text. `kvt validate` with another text evaluates a checkpoint on the
+    whole text. All characters of that text must be in the checkpoint's vocabulary.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
             where NAME may be a folder. Default: tiny Shakespeare, with 1,115,394 characters, of which 65 are distinct.
-        length: number of characters in a window, which is the longest context of the model.
+        length: number of characters in a window. The model has no longer context.
         val_size: fraction of the text to validate on.
     """
 
@@ -245,7 +247,7 @@ class Characters(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
-        train, val = map(build_vocab, self.parts)  # characters that occur only in the validation part come last
+        train, val = map(build_vocab, self.parts)  # characters that only the validation part has come last
         return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def prepare_data(self) -> None:
@@ -279,10 +281,10 @@ def spell(number: int) -> str:
 
 
 class HumanNumbers(TextData):
-    """Adjacent windows of numbers in words, int64 (B, length), and the next word of every word, int64 (B, length).
+    """Adjacent windows of numbers in words, and of the next words. Both are int64 (B, length).
 
-    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation the rest. There is no
-    test split. Words at the end that do not fill a window are left out. Training drops an incomplete last batch.
+    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation uses the rest. There
+    is no test split. Words at the end that do not fill a window are left out. Training drops an incomplete last batch.
 
     Args:
         length: number of words in a window.
@@ -298,13 +300,15 @@ class HumanNumbers(TextData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
-        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)  # missing in the published text
+        numbers = (
+            spell(number) for number in range(1, 10_000) if number != 8000
+        )  # 8000 is missing in the published text
         self.text = " . ".join(numbers).split()  # 63,095 words
         self.spec = {"vocab": build_vocab(self.text), "length": length}
 
     @classmethod
     def chance(cls, **settings: Any) -> float:
-        """Return the share of ".", or equally "thousand", the most frequent words in the last fifth of the text."""
+        """Return the share of "." in the last fifth of the text, where "." and "thousand" are most frequent."""
         return 0.152
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -312,7 +316,7 @@ class HumanNumbers(TextData):
         whole = (len(stream) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
         if not 0 < train_size < whole:
-            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} to train on"
+            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} for training"
             raise UserError(f"{split}: both splits need at least one window")
         cut, last = (windows * self.length + 1 for windows in (train_size, whole))
         return {"train": self.adjacent(stream, 0, cut), "val": self.adjacent(stream, cut - 1, last)}
@@ -321,27 +325,27 @@ class HumanNumbers(TextData):
 class TextTokens(TextData):
     """Windows of tokens of a text or of a folder of texts; `<|endoftext|>` follows every document.
 
-    The text is encoded once, into a memory-mapped file, so that it may be larger than the memory. Validation uses the
-    last documents; those of a folder are a random choice. There is no test split. `kvt validate` with another text
-    evaluates a checkpoint on the whole text, with the checkpoint's tokenizer.
+    The text is encoded once, into a memory-mapped file, so that the text may be larger than the memory. Validation uses
+    the last documents of a file, or random documents of a folder. There is no test split. `kvt validate` with another
+    text evaluates a checkpoint on all of that text, with the checkpoint's tokenizer.
 
     Args:
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set whose rows are documents,
             hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Default: the modules of Python's standard
             library.
-        pattern: shell pattern of the names of files in the folder, such as `*.txt`.
+        pattern: shell pattern of the names of files to read in the folder, such as `*.txt`.
         separator: string between the documents of a file; default: every file is one document.
         tokenizer: bytes; or bpe, byte pairs learned from the text; or the path or the content of the tokenizer.json of
-            a byte-level BPE. `task.vocabulary.definition` is this content for a trained task.
+            a byte-level BPE. In a trained task, `task.vocabulary.definition` is this content.
         vocab_size: largest number of tokens for bpe; a short text gives fewer.
         length: number of tokens in a window.
         loss_on: real: windows are cut from the concatenated documents, and every token of a split except the first is
-            predicted. all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`; the
-            padding is predicted, too, as in the code of "Do Transformers Need Three Projections?" (2026).
+            a target. all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`; padding
+            is also a target, as in the code of "Do Transformers Need Three Projections?" (2026).
         objective: causal: every token is predicted from the tokens before it. masked: 15 % of the tokens are masked and
             predicted from all other tokens, as in BERT; the validation split always has the same masked tokens.
-        val_size: fraction of the text to validate on, counted in bytes, so that it does not depend on the tokenizer;
-            1: the whole text, to evaluate a trained model.
+        val_size: fraction of the text to validate on, counted in bytes, so that the split does not depend on the
+            tokenizer; 1: the whole text, to evaluate a trained model.
     """
 
     windows = TokenBatches
@@ -387,16 +391,18 @@ class TextTokens(TextData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """The tokenizer of `spec`, which may come from a checkpoint."""
+        """The tokenizer that `spec` defines. `spec` may come from a checkpoint."""
         return tokens_of(self.spec["tokenizer"], self.tokenizer)
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        masked = {"objective": "masked"} if self.objective == "masked" else {}  # causal: the spec of older versions
+        masked = (
+            {"objective": "masked"} if self.objective == "masked" else {}
+        )  # no key for causal, as in older versions
         return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:
-        """Return the definition of the tokenizer; byte pairs are learned at the first call and cached."""
+        """Return the definition of the tokenizer. The first call learns byte pairs and caches them."""
         if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
             return self.tokenizer
         path = user_path(self.tokenizer)
@@ -422,7 +428,7 @@ class TextTokens(TextData):
             return {"val": self._rows(stream, documents, 0, len(stream))}
         wanted = file.cut or start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
-        cut = int(later[0]) if len(later) else wanted  # a single document is cut
+        cut = int(later[0]) if len(later) else wanted  # no document begins later: the last document is cut
         if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
             sizes = f"length={self.length} and val_size={self.val_size}"
             raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
@@ -431,7 +437,7 @@ class TextTokens(TextData):
         if not all(len(starts) for starts, *_ in splits.values()):
             found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
             remedy = f"add files, or give a --separator, or choose a greater --val_size than {self.val_size}"
-            raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs one in each split: {remedy}")
+            raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs a document in each split: {remedy}")
         return dict(splits)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
@@ -440,7 +446,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def _rows(self, stream: Tensor, documents: Tensor, first: int, last: int) -> Rows:
-        """Return the windows of the tokens from `first` to `last` − 1: adjacent windows, or one for each document."""
+        """Return windows of the tokens from `first` to `last` − 1: adjacent windows, or one window per document."""
         if self.loss_on == "real":
             return self.adjacent(stream, first, last)
         starts = documents[(documents >= first) & (documents < last)]
@@ -450,8 +456,8 @@ class TextTokens(TextData):
 class LanguageTask(BlockTask, Classification):
     """Task of predicting every token of a text from the tokens before it.
 
-    A batch is (tokens, next tokens), both int64 (B, N). A subclass sets `model`, and `vocabulary`, which encodes and
-    decodes texts.
+    A batch is (tokens, next tokens), both int64 (B, N). A subclass sets `model` and `vocabulary`. `vocabulary` encodes
+    and decodes texts.
     """
 
     unit = "tokens"
@@ -479,11 +485,11 @@ class LanguageTask(BlockTask, Classification):
         return count
 
     def num_read(self, batch: Any) -> int | Tensor:
-        """Return the number of tokens in a batch; a masked model predicts only some of them."""
+        """Return the number of tokens in a batch, also if the model is masked and predicts only some tokens."""
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
-        """Return as text: the window, the target tokens, and the most likely tokens at the same positions.
+        """Return texts for each window: its tokens, the targets, and the most likely tokens at the targets' positions.
 
         For a masked model, the window has `<mask>` at masked positions, and the targets are the masked tokens.
         """
@@ -500,21 +506,23 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one window; raise UserError if it has too many tokens.
+        """Return a text as a batch of one window; raise UserError if the text has too few or too many tokens.
 
         The targets equal the inputs.
         """
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
-            raise UserError(f"--prompt: {len(tokens)} tokens: pass from 2 to {longest} tokens, the model's window")
+            raise UserError(
+                f"--prompt: {len(tokens)} tokens: pass from 2 to {longest} tokens, the length of the window"
+            )
         batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **settings: Any) -> Iterator[str]:
         """Yield the prompt, then every new token as text; put the task in eval mode first.
 
-        An empty prompt stands for the most frequent symbol. The text ends after `tokens` new tokens, or after the first
-        new occurrence of `stop`. `settings` are further arguments of `kvt.models.generation.sample`.
+        With an empty prompt, the text begins with the most frequent symbol. The text ends after `tokens` new tokens, or
+        after the first new `stop`. `settings` are further arguments of `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
@@ -526,11 +534,11 @@ class LanguageTask(BlockTask, Classification):
         return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
     def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
-        """Return the prompt and the new text as one string, with the arguments of `write`."""
+        """Return the prompt and the new text as one string; the arguments are those of `write`."""
         return "".join(self.write(prompt, tokens, **settings))
 
     def sample(self) -> str | None:
-        """Return 200 generated tokens as a Markdown code block, always with the same random seed."""
+        """Return 200 generated tokens as a Markdown code block. Every call uses the same random seed."""
         if not self.model.causal:
             return None
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
@@ -540,7 +548,7 @@ class LanguageTask(BlockTask, Classification):
 
 
 def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
-    """Yield parts of a text up to and including the first `stop`.
+    """Yield the parts of a text up to the end of the first `stop`, which may lie across parts.
 
     >>> "".join(_up_to(["ab", "c", "de"], "cd"))
     'abcd'
@@ -555,7 +563,7 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
 
 
 class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout=0.2, lr=5e-4):
-    """Task of predicting the next character; model `CausalLM`, optimiser Adam.
+    """Task of predicting the next character. The model is `CausalLM`, and the optimiser is Adam.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
@@ -579,7 +587,9 @@ class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout
 
 
 class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
-    """Task of predicting the next word; model `CausalLM` with a tied head and without final norm, optimiser Adam.
+    """Task of predicting the next word. The model is `CausalLM`, and the optimiser is Adam.
+
+    The embedding is tied to the output layer, and there is no final norm.
 
     Args:
         positions: sinusoidal, learned, rotary (RoPE) or none.
@@ -598,7 +608,7 @@ class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
-SIZES = {  # width, layers, heads
+SIZES = {  # (width, number of layers, number of heads)
     "tiny": (128, 4, 4),
     "small": (384, 6, 6),
     "base": (768, 12, 12),
@@ -607,15 +617,15 @@ SIZES = {  # width, layers, heads
 
 
 class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100, schedule="cosine_to_tenth"):
-    """Task of predicting the next token with a GPT-2 that has any attention.
+    """Task of predicting the next token with GPT-2, in which `attn` replaces the attention.
 
-    The model is a `CausalLM` with GELU and a tied head, initialised by `kvt.models.init.gpt2`. If the data mask tokens,
-    the model attends to both sides, and has a mask token.
+    The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
+    layer. If the data mask tokens, the model attends to earlier and later tokens, and the vocabulary has a mask token.
 
     A batch is tokens and targets, both int64 (B, N), and whether a target is real, boolean (B, N); a target that is not
     real is padding. Loss, accuracy and ppl are means over all targets. real_ppl (perplexity) and bpb (bits per byte of
-    text, which is comparable across tokenizers) are means over real targets. padding is the share of padding among the
-    targets.
+    text, for comparisons across tokenizers) are means over real targets. The metric padding is the share of padding
+    among the targets.
 
     Args:
         size: tiny (width 128, 4 layers, 4 heads, 1 million parameters), small (384, 6, 6, 11 million), base (768, 12,
@@ -625,10 +635,10 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
         heads: number of attention heads; default: given by `size`.
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in attention weights, attention output and feed-forward networks.
-        share_layers: number of consecutive layers that share the keys and values of the first of them, as in
-            Cross-Layer Attention and Gemma 4; every layer has its own queries. 2 halves the cache.
-        recompute: activation checkpointing: store only the inputs of layers in training, and recompute the rest in the
-            backward pass. Takes less memory, and is a third slower.
+        share_layers: number of consecutive layers that share the first layer's keys and values, as in Cross-Layer
+            Attention and Gemma 4; every layer has its own queries. With 2, the key-value cache is half as large.
+        recompute: activation checkpointing: training stores only the inputs of layers, and computes all other
+            activations again in the backward pass. Training needs less memory, and is a third slower.
     """
 
     metrics = (
@@ -674,7 +684,7 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
         computed, (_, targets, real) = super().compute_metrics(batch), batch
         if self.training:
             return computed
-        # only in eval mode: selecting real targets makes the CPU wait for the GPU
+        # only in eval mode, because the CPU waits for the GPU here
         nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
         total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
         padding = {"padding": (served - reals, served)}

@@ -7,7 +7,7 @@
 ([[2, 1, 4, 9, 6, 8], [4, 3, 8, 4, 7, 9]], [[1, 2, 4, 6, 8, 9], [3, 4, 4, 7, 8, 9]])
 >>> task = ListTask(data.spec, attn="kv", dim=8, heads=2)
 >>> computed = task.compute_metrics(batch)
->>> computed["logits"].shape, [metric.name for metric in task.metrics]  # a label for each digit
+>>> computed["logits"].shape, [metric.name for metric in task.metrics]  # logits of 10 labels for each of 2 · 6 digits
 (torch.Size([2, 6, 10]), ['loss', 'acc'])
 """
 
@@ -26,24 +26,24 @@ from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
-TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # the target of [4, 3, 9, 8, 1, 7] is:
+TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # on the right: the target of [4, 3, 9, 8, 1, 7]
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
     "sort": lambda digits, _: digits.sort(-1).values,  # [1, 3, 4, 7, 8, 9]
-    "swap": lambda digits, _: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9], the halves exchanged
+    "swap": lambda digits, _: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9]: the halves change places
     "sub": lambda digits, _: 9 - digits,  # [5, 6, 0, 1, 8, 2]
     "copy": lambda digits, _: digits.clone(),  # [4, 3, 9, 8, 1, 7]
     "shift": lambda digits, data: digits.roll(-data.by, -1),  # [3, 9, 8, 1, 7, 4]
     "permute": lambda digits, data: digits[..., data.permutation],  # [1, 4, 7, 9, 3, 8] with cycle 3 and seed 0
 }
-"""Functions that return the target lists of lists of digits, int64 (…, length), by the name of the task."""
+"""A dict that maps the name of a task to the function from lists of digits, int64 (…, length), to target lists."""
 
 
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
     """Return a random permutation π of `length` positions with ⌊length / cycle⌋ cycles of `cycle` positions.
 
-    The remaining positions are fixed points. With cycle = 1, π is the identity; with cycle = 2, π is its own inverse.
+    The remaining positions are fixed points. If `cycle` is 1, π is the identity. If `cycle` is 2, π is its own inverse.
 
-    >>> permutation(7, 3, seed=0)  # 0 → 5 → 4 → 0, 2 → 6 → 3 → 2, and 1 → 1
+    >>> permutation(7, 3, seed=0)  # cycles 0 → 5 → 4 → 0 and 2 → 6 → 3 → 2; fixed point 1
     tensor([5, 1, 6, 2, 0, 4, 3])
     """
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
@@ -54,15 +54,15 @@ def permutation(length: int, cycle: int, seed: int) -> Tensor:
 
 
 class DigitLists(TaskData):
-    """Random lists of digits, int64 (B, length), and their target lists, int64 (B, length).
+    """Random lists of digits with target lists. A batch is (digits, targets), both int64 (B, length).
 
-    A list may occur twice in a split, but never in two splits: a list of an earlier split is drawn again.
+    A list may occur twice in a split, but never in two splits: a new list replaces a list of an earlier split.
 
     Args:
         task: reverse, sort, swap, sub, copy, shift or permute. shift and permute move digit π(i) to position i.
         length: number of digits in a list; must be even for swap.
         by: for shift: π(i) = (i + by) mod length.
-        cycle: for permute: π is a random permutation with cycles of this length, and depends on the seed.
+        cycle: for permute: π is a random permutation with cycles of this length. The seed determines π.
         train_size: number of training lists; an incomplete last batch of an epoch is dropped.
         val_size: number of validation lists.
         test_size: number of test lists.
@@ -92,7 +92,7 @@ class DigitLists(TaskData):
         if length < log10(sum(self.sizes.values())):
             raise UserError(f"length={length} gives 10^{length} lists, fewer than train_size + val_size + test_size")
         if task == "swap" and length % 2:
-            raise UserError(f"length={length} must be even for the task 'swap', which exchanges two halves")
+            raise UserError(f"length={length} must be even for the task swap, which exchanges the halves of a list")
         if task == "permute" and cycle > length:
             raise UserError(f"cycle={cycle} must be at most length={length}")
         self.task_name, self.length = task, length
@@ -112,7 +112,7 @@ class DigitLists(TaskData):
         return digits, self.targets(digits)
 
     def targets(self, digits: Tensor) -> Tensor:
-        """Return the target lists of lists of digits: int64 (…, length) → int64 (…, length)."""
+        """Return the target list of each list of digits: int64 (…, length) → int64 (…, length)."""
         return TASKS[self.task_name](digits, self)
 
     @property
@@ -122,10 +122,10 @@ class DigitLists(TaskData):
 
 
 class ListTask(BlockTask, Classification, norm="post", expansion=2, warmup=5, schedule="cosine"):
-    """Task of labelling every digit of a list; model `ListTagger`, optimiser Adam.
+    """Task of labelling every digit of a list. The model is `ListTagger`, and the optimiser is Adam.
 
     Args:
-        dropout: dropout probability in residual branches, feed-forward networks and head.
+        dropout: dropout probability in residual branches, feed-forward networks and the output layer.
     """
 
     unit = "tokens"

@@ -1,4 +1,4 @@
-"""Metrics of tasks, described for logs, the choice of the best checkpoint, tables and figures."""
+"""Descriptions of tasks' metrics, which logs, tables, figures and the choice of the best checkpoint use."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kvt.system.errors import UserError
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
-"""Data type of sums: float64, since float32 cannot count beyond 2²⁴; Apple's GPUs have only float32."""
+"""Data type of sums. It is float64, since float32 cannot count beyond 2²⁴; Apple's GPUs support only float32."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Metric:
     'accuracy 4 places back'
 
     Args:
-        name: name in logs and tables, after the stage: val/NAME. If it contains {}, there is one metric for each of the
-            task's `bins`, which replace {}.
-        label: name in the text of tables and figures; default: `name` with spaces for underscores.
+        name: name in logs and tables, after the stage: val/NAME. If the name contains {}, there is one metric for each
+            of the task's `bins`, with the bin in place of {}.
+        label: name in the text of tables and figures; default: `name` with spaces instead of underscores.
         unit: unit of the values, such as nats.
         better: "more" or "less"; None: reports do not say which value is better.
-        how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; values are compared
-            by their logarithms. "recorded": the task computes the metric at the end of a stage, and calls `record`.
-        highest: the highest possible value. Differences are given in points of highest / 100, or of 0.01 if there is no
-            highest value.
+        how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; reports compare the
+            logarithms of values. "recorded": the task computes the metric at the end of a stage, and calls `record`.
+        highest: the highest possible value. Reports give differences in points; a point is highest / 100, or 0.01 if
+            there is no highest value.
         stages: stages in which the metric is computed.
     """
 
@@ -54,17 +54,17 @@ class Metric:
         object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
-        """Return this metric if it has the given name, or its bin that has the name; else None."""
+        """Return this metric if `name` is its name, or the metric of the bin with this name; else None."""
         same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
         return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
 
     @property
     def point(self) -> float:
-        """The unit in which differences are given."""
+        """The unit of differences."""
         return self.highest / 100 if isfinite(self.highest) else 0.01
 
     def scaled(self, values: Any) -> Any:
-        """Return the values on the scale on which differences are taken: logarithms for "exp", else unchanged."""
+        """Return the values from which differences are computed: logarithms for "exp", else the given values."""
         return np.log(values) if self.how == "exp" else values
 
     @property
@@ -111,7 +111,7 @@ class Mean(torchmetrics.Metric):
         self.add_state("weight", torch.zeros(shape, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, weight: int | Tensor) -> None:
-        # in place, because assigning to a metric is slow
+        # in place, because an assignment to an attribute of a metric is slow
         self.total.add_(total)
         self.weight.add_(weight)
 
@@ -119,13 +119,13 @@ class Mean(torchmetrics.Metric):
         return self.total / self.weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        # moves with the model to another device, but is never converted to half precision
+        # moves to the model's device, but never changes to the model's data type
         device = fn(torch.empty(0, device=self.device)).device
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
 
 def by_bin(values: Tensor, bins: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return for every bin 0 … count − 1 the sum and the number of its values; `bins` are the values' bins, int64 (n).
+    """Return the sum and the number of values in each bin 0 … count − 1. `bins`, int64 (n), has the bin of each value.
 
     >>> by_bin(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 2, 0]), 3)
     (tensor([2., 0., 0.], dtype=torch.float64), tensor([2, 0, 1]))

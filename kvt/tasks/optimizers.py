@@ -1,4 +1,4 @@
-"""Make the optimiser of a task, with a second one for weights that the first does not support."""
+"""Makes the optimiser of a task, and a second optimiser for weights that the first optimiser does not support."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ DEFAULT = "torch.optim.Adam"
 
 
 class Together(Optimizer):
-    """Several optimisers of different weights as one optimiser, with the parameter groups and states of all.
+    """One optimiser made of several optimisers of different weights, with all their parameter groups and states.
 
     Attributes:
-        parts: the optimisers, in the order of their groups.
+        parts: the optimisers, in the order of `param_groups`.
     """
 
     def __init__(self, *parts: Optimizer) -> None:
@@ -29,7 +29,7 @@ class Together(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts use this optimiser's parameter groups and state."""
+        """Let all `parts` use the parameter groups and the state of this optimiser."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups, part.state = [next(groups) for _ in part.param_groups], self.state
@@ -39,7 +39,7 @@ class Together(Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step with every part."""
+        """Make a step with every optimiser in `parts`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -52,13 +52,13 @@ class Together(Optimizer):
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
     """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam.
 
-    The fused implementation is used if class and device support it, unless the run sets `foreach` or `differentiable`.
-    An optimiser that does not accept all weights, such as Muon, trains the matrices in blocks, and Adam trains all
-    other weights. Raises UserError if the class does not accept the settings.
+    The optimiser uses its fused implementation if its class and the device have one, unless the run sets `foreach` or
+    `differentiable`. If an optimiser does not accept all weights, such as Muon, it trains the matrices in blocks, and
+    Adam trains the remaining weights. Raises UserError if the class does not accept the settings.
 
     Args:
         task: the task whose weights are trained.
-        of_adam: arguments of Adam.
+        of_adam: keyword arguments of Adam.
     """
     default = {"class_path": DEFAULT, "init_args": of_adam}
     weights = [*task.parameters()]
@@ -80,7 +80,7 @@ def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
 
 
 def matrices_in_blocks(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the matrices with at least two rows and columns in attentions and in blocks of an `nn.ModuleList`."""
+    """Return matrices in attentions and in `nn.ModuleList` blocks, with at least two rows and two columns, by name."""
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList | Attention)]
     layers = [layer for block in blocks for layer in block.modules() if not isinstance(layer, nn.Embedding)]
     inside = {id(weight) for layer in layers for weight in layer.parameters(recurse=False)}
@@ -101,6 +101,6 @@ def _made(task: Any, asked: dict[str, Any], weights: Sequence[Tensor]) -> Optimi
 
 
 def _scaled_by_lightning(optimizer: Optimizer) -> Optimizer:
-    """Let Lightning unscale float16 gradients: it cannot clip them if a fused optimiser unscales them itself."""
+    """Let Lightning unscale float16 gradients. If a fused optimiser unscaled them, Lightning could not clip them."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

@@ -1,9 +1,9 @@
-"""Recall tasks, which ask for earlier symbols: associative recall, induction heads, and MAD's synthetic tasks.
+"""Recall tasks, in which a model finds earlier symbols: associative recall, induction heads, MAD's synthetic tasks.
 
 >>> data = Recall(task="mqar", vocab=12, length=8, pairs=2, train_size=4, val_size=2, test_size=2)
 >>> data.setup("fit")
 >>> symbols, answers, distance = batch = next(iter(data.val_dataloader()))
->>> symbols.tolist()  # two pairs of key and value, then the keys again
+>>> symbols.tolist()  # in each row: two pairs of key and value, then both keys again
 [[3, 9, 5, 7, 5, 0, 3, 0], [5, 11, 4, 10, 5, 0, 4, 0]]
 >>> answers.tolist()  # the values, at the positions of the repeated keys
 [[-100, -100, -100, -100, 7, -100, 9, -100], [-100, -100, -100, -100, 11, -100, 10, -100]]
@@ -46,7 +46,7 @@ class Questions(NamedTuple):
 
     symbols: Tensor
     answers: Tensor  # the symbol to predict at this position; `IGNORE` if there is no question
-    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if either is missing
+    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 without one of them
 
 
 def blank(rows: int, length: int) -> Questions:
@@ -58,8 +58,8 @@ def blank(rows: int, length: int) -> Questions:
 def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -> Tensor:
     """Draw `count` distinct numbers from low … high − 1, in random order: int64 (rows, count).
 
-    In Floyd's algorithm, draw i is uniform over the first high − low − count + i + 1 numbers. If the drawn number was
-    drawn before, it is replaced by the last of these numbers, which cannot have been drawn before.
+    In Floyd's algorithm, draw i is uniform over the first high − low − count + i + 1 numbers. If a draw repeats an
+    earlier number, the last of these numbers replaces it; no earlier draw can have had this last number.
     """
     chosen = torch.empty(rows, count, dtype=torch.long)
     for i in range(count):
@@ -72,17 +72,17 @@ def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -
 
 
 def slot_weights(slots: int, power: float = 0.01) -> Tensor:
-    """Return probabilities of the slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
+    """Return probabilities of slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
     weights = torch.arange(1, slots + 1, dtype=torch.double) ** (power - 1)
     return weights / weights.sum()
 
 
 def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator) -> Questions:
-    """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then every key once more.
+    """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then each key a second time.
 
-    For V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct numbers from V/2 … V − 1. With K
-    pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer. The slots are distinct, and are
-    drawn with the probabilities `slot_weights`. All other positions have 0, or random symbols.
+    With V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct numbers from V/2 … V − 1. With K
+    pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer. The slots of a sequence are
+    distinct, and `slot_weights` are their probabilities. All other positions have 0, or random symbols.
 
     >>> found = mqar(1, 12, 16, 2, False, Generator().manual_seed(0))
     >>> found.symbols.tolist()
@@ -107,8 +107,8 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 def induction(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
     """Generate induction-head sequences (Gu and Dao 2023, "Mamba", §E.1).
 
-    The special symbol V − 1 occurs once at a random position, and again at the end. There, the answer is the symbol
-    after its first occurrence.
+    The special symbol V − 1 occurs at a random position, and again at the end. The answer at the end is the symbol
+    after the first V − 1.
     """
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
@@ -123,9 +123,9 @@ def induction(rows: int, vocab: int, length: int, generator: Generator) -> Quest
 def associative_recall(
     rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator
 ) -> Questions:
-    """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, then one of their keys at the end.
+    """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, then the key of one pair at the end.
 
-    The answer is the value of this key. Keys and values are from the same symbols 0 … V − 1; the keys of a sequence are
+    The answer is the value of this key. Keys and values are symbols from 0 … V − 1. The keys of a sequence are
     distinct. The positions between the pairs and the last key have 0, or random symbols.
 
     >>> found = associative_recall(1, 10, 7, 3, False, Generator().manual_seed(0))
@@ -148,9 +148,9 @@ def associative_recall(
 def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Generator) -> Questions:
     """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): pairs of key and value among pairs of noise.
 
-    `noise` is the share of pairs that are noise. If it is above 0, the symbols V/2 … V − 1 are noise. Half of the other
-    symbols are keys, and half are values. A sequence has a random value for every key. The value is the answer at every
-    key that occurred before. The last key always occurred before.
+    `noise` is the share of pairs that are noise. If `noise` is above 0, the symbols V/2 … V − 1 are noise. Half of the
+    remaining symbols are keys, and half are values. A sequence has a random value for every key. If a key has occurred
+    before, the answer is the value of the key. The last key has always occurred before.
     """
     spoken = vocab // 2 if noise else vocab
     keys, pairs = spoken // 2, length // 2
@@ -177,10 +177,10 @@ def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Ge
 def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Generator) -> Questions:
     """Generate fuzzy in-context recall (Poli et al. 2024, §3.1): keys and values are motifs of 1 to `motif` symbols.
 
-    The symbols of a motif are distinct. The symbol V − 1 fills the beginning of the sequence. Half of the other symbols
-    belong to keys, and half to values. If a key has occurred before, the symbols of its value are to be predicted. The
-    answer at a position is the next symbol, as in next-token prediction. The last key of a sequence has always occurred
-    before.
+    The symbols of a motif are distinct. The symbol V − 1 fills the beginning of the sequence. Half of the symbols below
+    V − 1 belong to keys, and half to values. If a key has occurred before, the model must predict the symbols of the
+    value. The answer at a position is the next symbol, as in next-token prediction. The last key of a sequence has
+    always occurred before.
     """
     half = (vocab - 1) // 2
     tokens, sizes = _motifs(half, motif)  # (M, motif), (M): motifs of keys; `half` is added for motifs of values
@@ -192,7 +192,7 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
     key, drawn = first[by_size] + (pick * counts[by_size]).long()  # (rows, pairs) each
     earlier = torch.randint(
         pairs // motif // 2, (rows, 1), generator=generator
-    )  # counted from the end, so that the pair is kept
+    )  # the pair's number from the end; a pair near the end is kept
     key[:, -1:] = key.gather(1, pairs - 2 - earlier)
     same = key.unsqueeze(2) == key.unsqueeze(1)  # (rows, pairs, pairs)
     value = drawn.gather(1, same.int().argmax(2))  # the value drawn at the key's first occurrence
@@ -216,10 +216,10 @@ def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Gene
 
 
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
-    """Generate selective copying (Poli et al. 2024, §3.1): symbols among blanks, to be repeated in order at the end.
+    """Generate selective copying (Poli et al. 2024, §3.1): the model repeats symbols among blanks in order at the end.
 
-    The blank is V − 2. First come `count` symbols at random positions among blanks, then V − 1, which marks the end of
-    the input, then `count` blanks. The answers at these last blanks are the symbols in order.
+    The blank is the symbol V − 2. A sequence begins with `count` symbols at random positions among blanks. The symbol
+    V − 1 marks the end of the input. `count` blanks follow, at which the answers are the `count` symbols in order.
     """
     found = blank(rows, length)
     found.symbols.fill_(vocab - 2)
@@ -233,9 +233,9 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
 
 
 def compression(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Generate compression (Poli et al. 2024, §3.1): random symbols, followed by V − 1.
+    """Generate compression (Poli et al. 2024, §3.1): random symbols, followed by the symbol V − 1.
 
-    All symbols must be predicted from the model's state at the last position.
+    A model must predict all random symbols from its state at the last position.
     """
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
@@ -248,7 +248,7 @@ def compression(rows: int, vocab: int, length: int, generator: Generator) -> Que
 def memorization(rows: int, vocab: int, length: int, facts: Tensor, generator: Generator) -> Questions:
     """Generate memorisation (Poli et al. 2024, §3.1): the symbol V − 1 follows every key, and the answer is the value.
 
-    A key has the same value in all sequences.
+    The value of a key is the same in all sequences.
 
     Args:
         facts: the values of the keys 0 … K − 1, int64 (K).
@@ -289,19 +289,19 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
     "compression": lambda d, rows, length, g: compression(rows, d.vocab, length, g),
     "memorization": lambda d, rows, length, g: memorization(rows, d.vocab, length, d.facts, g),
 }
-"""Functions that draw sequences, given data, number of rows, length and generator, by the name of the task."""
+"""A dict that maps the name of a task to a function of (data, number of rows, length, generator): draw sequences."""
 
-MOTIFS = 1_000_000  # the largest number of motifs in fuzzy_recall, which lists all of them
+MOTIFS = 1_000_000  # largest number of motifs in fuzzy_recall, which keeps a list of all motifs
 UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # tasks in which some sequences are more likely than others
 TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 
 
 class Recall(TaskData):
-    """Sequences with questions about earlier symbols: symbols, answers and distances, all int64 (B, length).
+    """Sequences with questions about earlier symbols. A batch is (symbols, answers, distances), all int64 (B, length).
 
     The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
     of positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never
-    in two splits. If a sequence already occurs in another split, it is replaced by a new one with as many questions.
+    in two splits: a new sequence with as many questions replaces a sequence that already occurs in another split.
 
     Args:
         task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
@@ -310,17 +310,17 @@ class Recall(TaskData):
         length: number of symbols in a sequence.
         pairs: for mqar and associative_recall: number of pairs of key and value; for selective_copy: number of symbols
             to copy.
-        fewest_pairs: for mqar: if given, the number of pairs is drawn for every sequence, uniformly from fewest_pairs
-            to pairs. Default: always `pairs`.
-        filler: for mqar and associative_recall: symbols at all other positions: zero, as in the paper "Zoology", or
-            random, as in the present code of its authors.
-        noise: for noisy_recall: share of pairs that are noise; if above 0, half of the symbols are noise symbols.
+        fewest_pairs: for mqar: if given, the number of pairs is random for every sequence, uniformly from fewest_pairs
+            to pairs. Default: every sequence has `pairs` pairs.
+        filler: for mqar and associative_recall: symbols at positions without a key or a value: zero, as in the paper
+            "Zoology", or random, as in the present code of the authors of "Zoology".
+        noise: for noisy_recall: share of pairs that are noise; above 0, half of the symbols are noise symbols.
         motif: for fuzzy_recall: largest number of symbols in a key, and in a value.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
-        longest: if given, test also on sequences of 2, 4, 8 … times `length`, up to this length; `test_size` sequences
-            of every length.
+        longest: if given, test also on sequences with 2, 4, 8 … times `length` symbols, up to `longest` symbols. Every
+            length has `test_size` sequences.
         data_dir: not used: the sequences are generated.
     """
 
@@ -375,7 +375,7 @@ class Recall(TaskData):
 
     @classmethod
     def chance(cls, task: str = "mqar", vocab: int = 8192, noise: float = 0.2, **settings: Any) -> float:
-        """Return 1 / the number of possible answers."""
+        """Return the accuracy of guessing: 1 / the number of possible answers."""
         half, spoken = (vocab - 1) // 2, vocab // 2 if noise else vocab
         answers = {
             **{"mqar": vocab - vocab // 2, "noisy_recall": spoken - spoken // 2, "selective_copy": vocab - 2},
@@ -419,7 +419,7 @@ class Recall(TaskData):
         return torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
 
     def mqar(self, pairs: Tensor, length: int, generator: Generator) -> Questions:
-        """Draw sequences of `mqar` whose numbers of pairs are `pairs`, int64 (rows)."""
+        """Draw sequences of the task mqar. `pairs`, int64 (rows), has the number of pairs of each sequence."""
         found = blank(len(pairs), length)
         for count in pairs.unique().tolist():
             rows = pairs == count
@@ -436,7 +436,7 @@ class Recall(TaskData):
     def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
         """Replace sequences by new sequences with the same number of questions.
 
-        A sequence is kept if no sequence with its number of questions was drawn.
+        A sequence is kept if the function has drawn no sequence with the same number of questions.
         """
         asked = (questions[1] != IGNORE).sum(1)
         if self.task_name == "mqar":
@@ -479,22 +479,23 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
-    """Task of answering the questions in a sequence; model `CausalLM`, or `Compressor` for compression.
+    """Task of answering the questions in a sequence. The model is `CausalLM`, or `Compressor` for compression.
 
-    The model's head is computed only at positions with a question. The test also records three kinds of accuracy:
+    The model computes logits only at positions with a question. The test also records three kinds of accuracy:
 
-    * by distance: `test/acc_4_back` is the accuracy of answers that occurred 4 to 7 positions before the question, and
-      so on for 1, 2–3, 8–15 …;
-    * by the number of questions, if it varies: `test/acc_4_asked` is the accuracy in sequences with 4 to 7 questions;
+    * by distance: `test/acc_4_back` is the accuracy of answers that occurred 4 to 7 positions before the question.
+      The other distances are 1, 2–3, 8–15 …;
+    * by the number of questions, if sequences differ in this number: `test/acc_4_asked` is the accuracy in sequences
+      with 4 to 7 questions;
     * by length, if the data have `longest`: `test/acc_512_long` is the accuracy in sequences of 512 symbols.
 
-    Learned positions beyond the training length keep their random initial values.
+    Learned embeddings of positions beyond the training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in the residual branches of attention.
         stop_at: validation accuracy at which training stops.
-        causal: whether a symbol attends only to itself and to earlier symbols; else to the whole sequence.
+        causal: whether a symbol attends only to itself and to earlier symbols; false: to all symbols of the sequence.
     """
 
     unit = "answers"
@@ -541,8 +542,8 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
         require_causal(self.hparams["attn"], self.model, states, self.model.embedding.max_len, symbols)
 
     def predictions(self, batch: Batch) -> Predictions:
-        """Return the predictions at the positions with a question."""
-        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass: the CPU waits for the GPU
+        """Return the `Predictions` of a batch at the positions with a question."""
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass, since the CPU waits
         return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:
@@ -581,7 +582,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
-        """Return as text, for every sequence: the symbols, the right answers in order, and the model's answers."""
+        """Return three texts for every sequence: its symbols, the right answers in order, and the model's answers."""
         symbols, answers, _ = batch
         predicted = self(symbols).argmax(-1)
         asked = answers != IGNORE

@@ -11,14 +11,14 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR, OneCycl
 
 from kvt.system.errors import UserError, require_positive, unknown
 
-Factor = Callable[[int], float]  # from the number of a training step to a factor of the learning rate
+Factor = Callable[[int], float]  # from the index of a training step to a factor of the learning rate
 
 
 def total_steps(task: L.LightningModule) -> int:
     """Return the number of optimiser steps of the run; raise UserError if the run has no fixed length."""
     steps = task.trainer.estimated_stepping_batches
     if steps == math.inf:
-        remedy = "pass --max_epochs or --max_steps, which --max_time may cut short, or --schedule constant"
+        remedy = "pass --max_epochs or --max_steps (--max_time may still end the run), or --schedule constant"
         raise UserError(f"--max_epochs -1: the learning-rate schedule spans all steps of the run: {remedy}")
     if steps < 1:
         flags = "--max_steps, --max_epochs, --limit_train_batches"
@@ -31,7 +31,7 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
-    With `warmup` = 0, the second factor is 1.
+    If `warmup` is 0, the factor min(1, t / warmup) is 1.
 
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
@@ -43,7 +43,7 @@ def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
     """Return the factor of a linear warm-up from 0 to 1, followed by a cosine decay from 1 to `floor`.
 
     factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup))). This
-    is usual in training language models.
+    schedule is usual for language models.
 
     >>> [round(cosine_after_warmup(2, 6, 0.1)(t), 3) for t in range(7)]
     [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1]
@@ -86,10 +86,10 @@ def noam(dim: int, warmup: int) -> Factor:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule, whose length is that of the present run even if a shorter run is continued."""
+    """torch's one-cycle schedule. If a run continues a shorter run, the schedule has the length of the new run."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of steps taken; raise UserError if the schedule has fewer steps."""
+        """Restore the number of past steps; raise UserError if the whole schedule has fewer steps."""
         if (step := state_dict["last_epoch"]) > self.total_steps:
             cycle = f"the run has taken {step} steps, but its one_cycle schedule has {self.total_steps}"
             raise UserError(f"{cycle}: raise --max_epochs or --max_steps")
@@ -100,14 +100,14 @@ class OneCycle(OneCycleLR):
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
     """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
 
-    A momentum falls first, and then rises.
+    If the optimiser has momentum, the momentum falls first, then rises.
     """
     cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
     return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
 
 
 def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
-    """Return a function that makes a schedule from a task and its optimiser; `make` returns a task's factor."""
+    """Return a function that makes a schedule from a task and its optimiser. `make` returns the factor for a task."""
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
@@ -120,15 +120,15 @@ SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
     "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
     "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
 }
-"""Functions that make a schedule from a task, which has `lr` and `warmup`, and its optimiser."""
+"""A dict that maps the name of a schedule to a function that makes the schedule from a task and its optimiser."""
 NEEDS = {"noam": "dim", "multistep": "milestones"}
-"""Schedules that need a further attribute of the task; a task without the attribute does not have the schedule."""
+"""A dict that maps a schedule to an attribute that it needs; a task without this attribute lacks the schedule."""
 NO_WARMUP = ("one_cycle", "multistep")
 WARMUP = ("inverse_sqrt", "noam")
 
 
 def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> None:
-    """Raise UserError unless the task has a schedule of this name that allows this warm-up."""
+    """Raise UserError if the task has no schedule of this name, or if the schedule does not allow this warm-up."""
     known = [name for name in SCHEDULES if hasattr(task, NEEDS.get(name, "lr"))]
     if schedule not in known:
         raise unknown("schedule", schedule, known)
@@ -141,7 +141,7 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 
 
 def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
-    """Return the result of `configure_optimizers`: the optimiser, with the task's learning-rate schedule if any."""
+    """Return the result of `configure_optimizers`: the optimiser and, if the task has one, the schedule."""
     if task.schedule == "constant" and not task.warmup:
         return optimizer
     schedule = SCHEDULES[task.schedule](task, optimizer)

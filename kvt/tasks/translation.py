@@ -1,7 +1,7 @@
 """Translation of Multi30k or of any parallel corpus (Borji 2023, §3.5).
 
 >>> german, english = Vocabulary([*SPECIALS, "ein", "Hund"]), Vocabulary([*SPECIALS, "dog", "a"])
->>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # each token, and whether a space follows
+>>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # tokens, and whether a space follows the token
 >>> targets = [[("a", True), ("dog", False)], [("dog", False)]]
 >>> encode_sentences(inputs, german).tolist()  # <unk>, <pad>, <bos> and <eos> are 0, 1, 2 and 3
 [[2, 4, 5, 3], [2, 5, 3, 1]]
@@ -68,34 +68,35 @@ SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
-"""Tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
+"""The tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
 PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
 MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
-"""Languages that have no spaces between words, and for which sacreBLEU has no word tokenizer."""
+"""Languages without spaces between words for which sacreBLEU has no word tokenizer."""
 SpacedTokens = list[tuple[str, bool]]
-"""A sentence as pairs of a token and whether a space follows the token."""
+"""A sentence: a list of (token, whether a space follows the token)."""
 Pairs = list[tuple[str, str]]
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target sentence, as texts and as tokens
-Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), their rows in the split (B,)
+Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), row numbers in the split (B,)
 
 
 class SentencePairs(TaskData):
     """Padded sentences <bos> … <eos>, int64 (B, M), their translations, int64 (B, N), and row numbers, int64 (B,).
 
-    spaCy's rules split sentences into words and keep case. The vocabularies have the words of the training split; all
-    other words are <unk>. Training batches have sentences of similar length, in a new order every epoch.
+    spaCy's rules split sentences into words and keep case. The vocabularies have the words of the training split. All
+    words outside a vocabulary are <unk>. A training batch has sentences of similar length, and every epoch has a new
+    order of batches.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
-        target: language to translate to, a code as for `source`.
-        root: your own folder with UTF-8 files train.de, train.en and so on for train, val and test, one sentence per
-            line; or a Hugging Face data set with a column for each language, hf:NAME or hf:NAME:CONFIGURATION, where
-            NAME may be a folder. Replaces Multi30k. To test a trained model, a folder needs only test files.
-        max_len: length of the longest sentence in tokens, including <bos> and <eos>; also the longest translation.
+        target: language to translate to; takes the same values as `source`.
+        root: your own folder with UTF-8 files of one sentence per line, such as train.de, train.en … test.en; or
+            a Hugging Face data set with a column for each language, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be
+            a folder. Replaces Multi30k. To test a trained model, a folder needs only test files.
+        max_len: largest number of tokens in a sentence and in a translation, including <bos> and <eos>.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
-        drop_pairs: whether pairs with an empty or too long sentence are left out and counted in result.json; by default
-            they are an error.
+        drop_pairs: whether pairs with an empty or too long sentence are left out and counted in result.json. Default:
+            such a pair raises an error.
     """
 
     path_settings = ("data_dir", "root")
@@ -123,19 +124,21 @@ class SentencePairs(TaskData):
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
         self.root = optional_path(root)
-        if self.root and not is_hub(self.root):  # a folder with only test files is for evaluating a model
+        if self.root and not is_hub(self.root):  # with a folder of test files alone, a trained model can be evaluated
             there = {split for split in SPLITS for language in self.languages if self._file(split, language).is_file()}
             self.measures_others = "test" in there and "train" not in there
 
     @cached_property
     def texts(self) -> dict[str, Pairs]:
-        """The (source, target) sentences of each split."""
+        """A dict that maps each split to its pairs of sentences, (source, target)."""
         return {split: [pair for pair, _ in pairs] for split, pairs in self._pairs.items()}
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         if self.measures_others:
-            read_pairs(*(self._file("train", language) for language in self.languages))  # raises UserError
+            read_pairs(
+                *(self._file("train", language) for language in self.languages)
+            )  # raises UserError: no such file
         sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
@@ -164,7 +167,7 @@ class SentencePairs(TaskData):
 
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
-        """The pairs of every split, without pairs that are left out."""
+        """A dict that maps each split to its sentence pairs, without pairs that `drop_pairs` leaves out."""
         splitters, faults = [*map(splitter, self.languages)], []
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():
@@ -189,7 +192,7 @@ class SentencePairs(TaskData):
 
     @property
     def _lines(self) -> dict[str, tuple[list[str], Pairs]]:
-        """For every split: the names of its source and target file, for messages, and its sentence pairs."""
+        """A dict that maps each split to (names of its source and target file, for messages; its sentence pairs)."""
         if self.root and is_hub(self.root):
             found = hub.read_pairs(str(self.root), *self.languages)
             if missing := [split for split in SPLITS if split not in found]:
@@ -209,39 +212,39 @@ class SentencePairs(TaskData):
         return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
 
     def _fault(self, words: SpacedTokens) -> str:
-        """Return the reason why a sentence cannot be used; "" if it can be used."""
+        """Return the reason why a sentence cannot be used; "" if there is no reason."""
         length = len(words) + 2
         too_long = f"has {length} tokens with <bos> and <eos>, more than --max_len {self.max_len}"
         return "is empty" if not words else too_long if length > self.max_len else ""
 
     def _words(self, split: str) -> list[list[SpacedTokens]]:
-        """Return the source sentences and the target sentences of a split, as tokens."""
+        """Return a list of the source sentences and a list of the target sentences of a split, as tokens."""
         return [[words[side] for _, words in self._pairs[split]] for side in (0, 1)]
 
 
 def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return pairs of lines of two files, stripped of white space; raise UserError if the numbers of lines differ."""
+    """Return pairs of lines of two files without outer white space; raise UserError if the line counts differ."""
     ours, theirs = _lines(source), _lines(target)
     if len(ours) != len(theirs):
         lengths = f"{source} has {len(ours)} lines, {target} has {len(theirs)}"
-        raise UserError(f"{lengths}: both need one sentence per line, in the same order")
+        raise UserError(f"{lengths}: write one sentence per line, in the same order in both files")
     return list(zip(ours, theirs, strict=True))
 
 
 def _lines(path: Path) -> list[str]:
     text = read_text(path, "add the file, or choose other languages or another --root")
-    # not str.splitlines, which also splits at characters such as U+2028, and would shift all later lines
+    # str.splitlines also splits at characters such as U+2028, so that the two files would not match
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def language_code(language: str) -> str:
     """Return spaCy's code for a language, such as "zh" for "zho"; raise UserError if spaCy does not know it."""
-    from spacy.util import get_lang_class  # slow to import, and only translation needs it
+    from spacy.util import get_lang_class  # imported here, because the import is slow and only translation uses it
 
     try:
         return str(get_lang_class(language).lang)
     except (ImportError, AttributeError, ValueError) as error:
-        reason = "spaCy has no word tokenizer for it"
+        reason = "spaCy has no word tokenizer for this language"
         raise UserError(f"language {language!r}: {reason}: use a code such as de or en") from error
 
 
@@ -250,14 +253,14 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
     """Return spaCy's rule-based tokenizer for a language: "Don't run." → Do, n't, run, "."
 
     `language` is a code such as "de" or "en"; "xx" has general rules for many languages. Raises UserError if spaCy has
-    no rules for the language, or needs another package.
+    no rules for the language, or if the rules need a package that is not installed.
     """
     code = language_code(language)
     import spacy
 
     try:
         tokenizer = spacy.blank(code).tokenizer
-    except Exception as error:  # packages raise different types for missing dependencies
+    except Exception as error:  # the type of the error depends on the missing package
         raise UserError(f"language {language!r}: spaCy needs another package: {error}") from error
 
     def split(sentence: str) -> SpacedTokens:
@@ -267,11 +270,12 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 
 
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
-    """Learn which tokens are usually written without a space before them, and which without a space after them.
+    """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
     Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, or the right
-    token is joined to every token before it. The rule with the most votes is accepted first. Its pairs then lose their
-    votes for other rules. For example, the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
+    token is joined to every token before it. The rule with the most votes is accepted first. The pairs with this rule
+    then lose their votes for other rules. For example, the rule for the hyphen explains "T-shirt", so "shirt" gets no
+    rule.
 
     Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and tokens to join to the token
     after, such as "(".
@@ -286,13 +290,15 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
         for end in enumerate(pair):
-            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # favours punctuation
+            tie_break = (
+                0 if any(map(str.isalnum, end[1])) else 0.5
+            )  # with equal votes, a rule for punctuation comes first
             scores[end] = scores.get(end, tie_break) + vote
             pairs.setdefault(end, set()).add(pair)
     joined: tuple[list[str], list[str]] = ([], [])
     while scores and scores[end := max(scores, key=lambda end: (scores[end], end[0]))] >= 1:
         joined[end[0]].append(end[1])
-        for pair in list(pairs[end]):  # the pair no longer votes, for either end
+        for pair in list(pairs[end]):  # the pair loses its votes for both rules
             for other in enumerate(pair):
                 scores[other] -= votes[pair]
                 pairs[other].discard(pair)
@@ -300,7 +306,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
 
 
 def join(tokens: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
-    """Join tokens to a sentence by the rules of `fit_detokenizer`; quotation marks alternately open and close.
+    """Join tokens to a sentence by the rules of `fit_detokenizer`. Every second quotation mark closes a quotation.
 
     >>> join(["Do", "n't", "run", "(", "he", "said", ")", "."], [[".", ")", "n't"], ["("]])
     "Don't run (he said)."
@@ -325,19 +331,19 @@ def encode_sentences(sentences: Iterable[SpacedTokens], vocabulary: Vocabulary) 
 
 
 def unpadded(sentences: Tensor) -> list[list[int]]:
-    """Return the tokens of every row without padding: int64 (B, N) → B lists."""
+    """Return a list of the tokens of each row, without padding: int64 (B, N) → B lists."""
     return [row[row != PAD_ID].tolist() for row in sentences.cpu()]
 
 
 class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule="noam"):
-    """Task of translating sentences; model `Seq2Seq`, loss with label smoothing, optimiser Adam.
+    """Task of translating sentences. The model is `Seq2Seq`, the loss has label smoothing, the optimiser is Adam.
 
-    The validation split is translated with greedy decoding after every epoch, and the test split once, at the end.
-    `bleu` and `chrf` are computed by sacreBLEU from text (see `text_scores`). `bleu_paper` is computed as in the paper,
-    from tokens that include <bos> and <eos>. Cross-attention is always qkv.
+    The task translates the validation split with greedy decoding after every epoch, and the test split at the end of
+    the run. sacreBLEU computes `bleu` and `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the
+    paper, from tokens that include <bos> and <eos>. Cross-attention is always qkv.
 
     Args:
-        depth: number of layers of the encoder, and also of the decoder.
+        depth: number of encoder layers, and number of decoder layers.
         dropout: dropout probability in embeddings, attention weights, residual branches and feed-forward networks.
         smoothing: label smoothing: probability that is taken from the true word and spread over all other words.
         lr: learning rate; the schedule noam multiplies it by dim^−½ · min(t^−½, t · warmup^−1.5) at step t.
@@ -370,7 +376,9 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "predict":
-            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises UserError before training
+            scores = text_scores(
+                [""], [""], self.hparams["spec"]["target"]
+            )  # reports a missing package before training
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def check_causality(self) -> None:
@@ -385,16 +393,16 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         require_causal(self.hparams["attn"], self.model, predict, length, len(self.target_vocabulary.vocab))
         with eval_mode(self.model):
             if outputs_differ(predict(target[None]), predict(target[None], longer)):
-                raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make it respect `mask`")
+                raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make the attention respect `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return batch[0], batch[1][:, :-1]  # nothing follows the last token
+        return batch[0], batch[1][:, :-1]  # the last token has no next token to predict
 
     def predictions(self, batch: Batch) -> Predictions:
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return the smoothed loss, and as "ppl" the mean of −log p of the true words, both in nats per token."""
+        """Return the smoothed "loss", and "ppl", the mean of −log p of the true words. Both are in nats per token."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -402,7 +410,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return (batch[1][:, 1:] != PAD_ID).sum()
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
-        """Return sources, reference translations and the model's translations as text."""
+        """Return a dict of source sentences, reference translations and the model's translations, as text."""
         sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
         translations = [self._text(row) for row in self._translate(unpadded(batch[0]))]
         return {"source": [*sources], "reference": [*references], "translation": translations}
@@ -425,9 +433,9 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return target words as labels of the decoder, and source words as labels of the encoder.
+        """Return the words of a sentence as labels: source words for the encoder, target words for the decoder.
 
-        Cross-attention has target words as rows and source words as columns.
+        A map of cross-attention has target words as labels of its rows, and source words as labels of its columns.
         """
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
@@ -436,7 +444,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return target, source if "cross_attention" in layer else target
 
     def sample(self) -> str:
-        """Return the first ten sentences of the last evaluation with their translations, as a Markdown table."""
+        """Return a Markdown table of the first ten sentences of the last evaluation, with their translations."""
         rows = [Markdown("| {} | {} | {} |").format(*texts) for texts in self._examples]
         return "\n".join(["| source | reference | translation |", "|---|---|---|", *rows])
 
@@ -460,7 +468,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         rows = [row for _, _, rows in self._evaluated for row in rows.tolist()]
         self._evaluated.clear()
         results = list(zip(rows, self._translate(sources), targets, strict=True))
-        if self.trainer.world_size > 1:  # each process has translated its own batches
+        if self.trainer.world_size > 1:  # a process has only the translations of its own batches
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, results)
             results = list(chain.from_iterable(parts))
@@ -492,10 +500,10 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
 
 
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
-    """Return sacreBLEU's BLEU and chrF of plain texts, from 0 to 100, with their signatures (Post 2018).
+    """Return a dict that maps "bleu" and "chrf" to sacreBLEU's score, from 0 to 100, and signature (Post 2018).
 
     BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`. chrF
-    counts characters in every language. Raises UserError if the tokenizer needs a package that is missing.
+    counts characters in every language. Raises UserError if the tokenizer needs a package that is not installed.
     """
     code = language_code(language)
     try:
@@ -510,6 +518,6 @@ def text_scores(translations: Sequence[str], references: Sequence[str], language
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
     """Return corpus BLEU as in the paper's figure 7, from 0 to 100.
 
-    It counts <bos> and <eos> as words. They are always right, and raise the score.
+    The paper's BLEU counts <bos> and <eos> as words. These two words are always right, and raise the score.
     """
     return 100 * bleu_score(translations, [[reference] for reference in references])

@@ -164,4 +164,4 @@ def test_an_epoch_that_other_devices_began_is_told(capfd, devices, read, told):
         pass
     other.load_state_dict(data.state_dict())
     other.train_dataloader()
-    assert ("saved within an epoch with 1 devices, and the run now has 2" in capfd.readouterr().err) == told
+    assert ("saved within an epoch with 1 devices, and the run now has 2 devices" in capfd.readouterr().err) == told

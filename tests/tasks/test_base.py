@@ -61,7 +61,9 @@ def lists():
 
 
 def test_a_metric_that_is_not_declared_is_refused_not_dropped(lists):
-    with pytest.raises(UserError, match=r"'nines', which is not logged: add Metric\('nines'\) to its metrics"):
+    with pytest.raises(
+        UserError, match=r"'nines', which is not logged: add Metric\('nines'\) to the metrics of the class"
+    ):
         train(Counting(lists.spec, dim=8, heads=2), lists)
 
 

@@ -503,7 +503,7 @@ MISTAKES = [
     (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
     (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
     (["--length", "90000"], "too few for length=90000"),
-    (["--loss_on", "all", "--pattern", "quoprimime.py"], "has 1 document: loss_on=all needs one in each split"),
+    (["--loss_on", "all", "--pattern", "quoprimime.py"], "has 1 document: loss_on=all needs a document in each split"),
     (["--val_size", "1.5"], "val_size=1.5"),
     (["--val_size", "1"], "no train split"),
     (["--objective", "mask"], "objective"),

@@ -106,7 +106,7 @@ def test_quotation_marks_open_and_close_in_turn():
 @pytest.mark.parametrize("language", ["qq", "zh-Hans", "", "../en", "punctuation"])
 def test_a_language_without_rules_is_named(language):
     with pytest.raises(
-        UserError, match=f"language '{language}': spaCy has no word tokenizer for it: use a code such as"
+        UserError, match=f"language '{language}': spaCy has no word tokenizer for this language: use a code such as"
     ):
         splitter(language)
 
@@ -175,7 +175,7 @@ MISTAKES = {
     "shorter": (
         lambda r: (r / "train.en").write_text("Two men.\nA dog runs.\n"),
         "train.de",
-        "has 3 lines, {root}/train.en has 2: both need one sentence per line",
+        "has 3 lines, {root}/train.en has 2: write one sentence per line",
     ),
     "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: choose another file"),
 }
