@@ -1,4 +1,4 @@
-"""The callback that ends a run with a validation, and the progress bar."""
+"""`EndRun`, the callback that ends a run with a validation, and `ProgressBar`."""
 
 import os
 import signal
@@ -24,28 +24,28 @@ from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler,
 class EndRun(Callback):
     """A callback that ends every run with a validation, so that last.ckpt and the result cover the whole training.
 
-    At `max_steps` the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If training ends
+    At `max_steps`, the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If training ends
     for another reason between two validations, the callback validates once more after training.
 
-    Ctrl-C or a cluster's signal ends training after the current step or validation. A second Ctrl-C ends the process at
-    once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run may
-    still be saving the checkpoint that an earlier signal has requested.
-    Several processes stop after the same step: they exchange their signals when they log and after each validation.
+    Ctrl-C or a signal of a cluster ends training after the current step or validation. A second Ctrl-C ends the process
+    at once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run
+    may still be saving the checkpoint that an earlier signal has requested. If a run has several processes, all of them
+    stop after the same step: the processes exchange signals at every log and after every validation.
 
-    The callback precedes Lightning's `WeightAveraging`, which validates, saves and returns averaged weights. So a
-    model's constants are copied into the averages first.
+    The callback comes before Lightning's `WeightAveraging`, which validates, saves and returns averaged weights. So the
+    callback copies the constants of a model into the averages first.
     """
 
-    state_key = "FinalValidation"  # in checkpoints
+    state_key = "FinalValidation"  # the key of this callback in checkpoints
 
     def __init__(self) -> None:
         self.step = 0  # the step of the run's last validation
-        self.signal = 0  # the number of the first signal received
+        self.signal = 0  # the number of the first signal that the process received
         self._training_is_over = self._validates = False
         self._previous: dict[int, Any] = {}
 
     def launch(self) -> None:
-        """Let signals end this process at once while it waits for other processes and cannot run a Python handler."""
+        """Let signals end this process at once while it waits for other processes, when no Python handler can run."""
         self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -62,7 +62,7 @@ class EndRun(Callback):
             self._agree(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep the Trainer from stopping during validation, where processes may have different numbers of batches."""
+        """Prevent a stop during validation, in which processes may have different numbers of batches."""
         copy_constants_into_averages(trainer)
         self._validates = True
         stop_after_this_batch(trainer, False)
@@ -82,9 +82,9 @@ class EndRun(Callback):
         self._restore()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Validate a run that is stopped after its last training step, because a resumed run would not train again.
+        """Validate if a signal stops a run after its last training step, because a resumed run would not train again.
 
-        Restore the signal handlers, unless a signal was received: then a second Ctrl-C must still end the process.
+        Restore the signal handlers if there was no signal. After a signal, a second Ctrl-C must end the process.
         """
         if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
             self._validate(trainer)
@@ -121,7 +121,7 @@ class EndRun(Callback):
 
     def _agree(self, trainer: Trainer) -> None:
         agreed = self.signal
-        if trainer.world_size > 1:  # a signal that arrives during `reduce` must not stop this process alone
+        if trainer.world_size > 1:  # a signal during `reduce` must stop all processes, or none
             mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
             agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if agreed:
@@ -132,8 +132,8 @@ class EndRun(Callback):
 class ProgressBar(TQDMProgressBar):
     """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
 
-    Without a terminal, a line is printed after each epoch and after each validation within an epoch. A notebook shows
-    the bar of training and no second bar during validation.
+    Without a terminal, the callback prints a line after each epoch and after each validation within an epoch. A
+    notebook shows only the bar of training, without a second bar for validation.
     """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
@@ -141,7 +141,7 @@ class ProgressBar(TQDMProgressBar):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         in_notebook = "ipykernel" in sys.modules
         self.shows_one = in_notebook and trainer.state.fn == TrainerFn.FITTING
-        self.printed = -1  # the step of the last line
+        self.printed = -1  # the step at which the last line was printed
         self.prints_lines = trainer.is_global_zero and not (in_notebook or (sys.stdout and sys.stdout.isatty()))
         if self.prints_lines:
             self.disable()
@@ -160,7 +160,7 @@ class ProgressBar(TQDMProgressBar):
             self._print_line(trainer, pl_module)
 
     def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
-        # a run may end with a validation within an epoch
+        # no second line for the last step: a run may end with a validation within an epoch
         if self.prints_lines and self.printed != trainer.global_step:
             self.printed = trainer.global_step
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())

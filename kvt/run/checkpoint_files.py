@@ -1,4 +1,4 @@
-"""Reads a checkpoint, or the folder of an export, as plain data: nothing in it is imported, called or parsed."""
+"""Reads checkpoints and folders of exports as plain data: kvt imports, calls and parses nothing in a file."""
 
 import hashlib
 import json
@@ -15,13 +15,13 @@ from kvt.system.errors import UserError
 from kvt.system.files import regular
 
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
-"""The keys under which Lightning saves the settings of the task and its data."""
+"""The keys under which Lightning saves the settings of task ("model") and data."""
 MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files that `kvt export` writes: the weights, and all other data of the checkpoint."""
+"""The files that `kvt export` writes: model.safetensors has the weights, config.json all other content."""
 DIGEST = "weights_sha256"
-"""The key in config.json of the SHA-256 of model.safetensors; exports of older versions of kvt lack it."""
+"""The key in config.json of the SHA-256 of model.safetensors. Exports of older versions of kvt lack this key."""
 TIED = "tied"
-"""The key in config.json of tied weights, {"name left out of model.safetensors": "name of the same tensor there"}."""
+"""The key in config.json of tied weights, {"name that model.safetensors lacks": "name of the tensor that it has"}."""
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
     """
     name = name or str(path)
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))
-    if not is_folder and not os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
-        raise UserError(f"{name}: no such file; a run's checkpoints are in its folder checkpoints/")
+    if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long
+        raise UserError(f"{name}: no such file; the checkpoints of a run are in RUN/checkpoints/")
     try:
         checkpoint: dict[str, Any] = _read_folder(Path(path), name) if is_folder else read_tensors(Path(path))
         for key in (HPARAMS["data"], "trainer"):

@@ -1,4 +1,4 @@
-"""Callbacks that save a run's checkpoints, best.ckpt and last.ckpt, and a checkpoint IO that writes them atomically."""
+"""Callbacks that save best.ckpt and last.ckpt of a run, and a checkpoint IO that writes files atomically."""
 
 import os
 from functools import cached_property
@@ -22,16 +22,16 @@ from kvt.tasks import Task
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoint IO that writes a temporary file beside the path, and renames it once it is complete on the disk.
+    """Checkpoint IO that writes a temporary file beside the path, and renames the file when the disk has all of it.
 
-    Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a process that
-    is killed leaves half a checkpoint in place of the last complete checkpoint.
+    Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a killed
+    process leaves half a checkpoint at the path of the last complete checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomically(Path(path)) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)  # given a path, torch would hide the operating system's error
+            torch.save(checkpoint, file)  # torch.save(checkpoint, path) would hide errors of the disk
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -47,7 +47,7 @@ class RunCheckpoint(ModelCheckpoint):
         super().__init__(enable_version_counter=False, **settings)
 
     @cached_property
-    def state_key(self) -> str:  # the Trainer asks for it six times a step
+    def state_key(self) -> str:  # cached, because the Trainer reads the key six times a step
         return super().state_key
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -57,10 +57,10 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class BestCheckpoint(RunCheckpoint):
-    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`, the latest of several equal values.
+    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    If a run's folder has moved and the run is resumed, this callback still knows the best checkpoint. Lightning's
-    `ModelCheckpoint` forgets it.
+    If a user moves the folder of a run and resumes the run, this callback still knows the best checkpoint. Lightning's
+    `ModelCheckpoint` would forget it.
     """
 
     def __init__(self, claim: StartRun, recorder: Recorder, task: Task) -> None:
@@ -69,7 +69,7 @@ class BestCheckpoint(RunCheckpoint):
         super().__init__(claim, monitor=task.monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score, if best.ckpt is in the run's folder; paths in the state are ignored."""
+        """Restore the best score if best.ckpt is in the run's folder. Paths in `state_dict` have no effect."""
         score = state_dict["best_model_score"]
         path = os.path.join(str(self.dirpath), f"best{self.FILE_EXTENSION}")
         if score is None:
@@ -83,10 +83,10 @@ class BestCheckpoint(RunCheckpoint):
         self.best_k_models = {path: score}
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
-        """Return whether no earlier checkpoint is better; of equal checkpoints, the last has trained for longest.
+        """Return whether the metric is better than, or equal to, the metrics of all earlier checkpoints.
 
-        A checkpoint whose metric is NaN is saved only if there is no other. A run that has diverged saves no further
-        best checkpoint, even if its accuracy is a number.
+        A checkpoint with a metric of NaN is saved only if no checkpoint exists. A run that has diverged saves no more
+        best checkpoints, even if the accuracy of the run is a number.
         """
         better = super().check_monitor_top_k(trainer, current)
         equal = trainer.strategy.reduce_boolean_decision(bool(current == self.kth_value))
@@ -94,19 +94,19 @@ class BestCheckpoint(RunCheckpoint):
 
 
 class LastCheckpoint(RunCheckpoint):
-    """Saves last.ckpt, from which a run resumes, after every validation and when the run is stopped.
+    """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run.
 
-    `save_last` of `ModelCheckpoint` would copy its best checkpoint, which may be epochs old.
+    `ModelCheckpoint(save_last=…)` would copy the best checkpoint, which may be epochs old.
 
     Args:
-        validates: whether the run validates; a run without validation saves last.ckpt after every epoch.
+        validates: whether the run validates. A run without validation saves last.ckpt after every epoch.
     """
 
     def __init__(self, claim: StartRun, validates: bool) -> None:
         super().__init__(claim, filename="last", save_on_train_epoch_end=not validates, save_on_exception=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing, because the path is always the same."""
+        """Restore nothing, because last.ckpt has the same path in every run."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save if a signal has stopped the run between two steps; other exceptions may leave a step incomplete."""

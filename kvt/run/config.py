@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from kvt.run.load_checkpoint import Checkpoint
 
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
-"""The settings that `RunConfig.flat` leaves out, because they follow from the data, the run's seed or the machine."""
+"""The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` returns the settings by name, `name` a hash of the settings that differ from their defaults, and `words` the
+    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults. `words` has the
     arguments of the command line.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
         data: class and settings of the data, {"class_path": "kvt.tasks.DigitLists", "init_args": {"length": 16, …}}.
-        trainer: settings of the Lightning Trainer; settings that are left out have their defaults.
+        trainer: settings of the Lightning Trainer; a missing setting has its default.
         seed_everything: the seed of the split, the initialisation, the order of batches and all randomness of training.
         compile: whether torch compiles the model.
-        threads: number of CPU threads; None chooses the fastest number when the run starts.
-        optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None is Adam.
-        teacher: a run's folder or a checkpoint, whose logits the model also learns to match; None: no teacher.
+        threads: number of CPU threads; None: kvt measures the fastest number when the run starts.
+        optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None: Adam.
+        teacher: the folder of a run, or a checkpoint; the model also learns to match its logits. None: no teacher.
         teacher_temperature: the number by which the logits of teacher and model are divided.
         teacher_weight: weight of the divergence from the teacher in the training loss.
         ckpt_path: the checkpoint from which training continues; None: training begins with new weights.
@@ -89,12 +89,12 @@ class RunConfig:
 
     @classmethod
     def from_run(cls, folder: str | Path) -> "RunConfig":
-        """Return the configuration of a run from its folder, such as lightning_logs/reverse/kv/version_0."""
+        """Return the configuration of a run from the run's folder, such as lightning_logs/reverse/kv/version_0."""
         return cls.from_yaml(Path(folder) / "config.yaml")
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, **own: str | None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint, to continue from it.
+        """Return the configuration of the run that saved a checkpoint, to continue training from the checkpoint.
 
         Args:
             path: path of the checkpoint.
@@ -102,7 +102,7 @@ class RunConfig:
                 kvt imports only classes that you name.
 
         Raises:
-            UserError: the file is no checkpoint of a task, the checkpoint uses a class outside kvt that is not named,
+            UserError: the file is no checkpoint of a task, the checkpoint uses a class outside kvt that `own` lacks,
                 or a setting does not have the type that its class declares.
         """
         from kvt.run.load_checkpoint import Checkpoint
@@ -113,8 +113,8 @@ class RunConfig:
     def of_checkpoint(cls, checkpoint: "Checkpoint", attn: str | None = None) -> "RunConfig":
         """Return the configuration of the run that saved a checkpoint.
 
-        `attn` is the import path of an attention outside kvt. The checkpoint's settings are not parsed; their types are
-        checked against the signatures of its classes.
+        `attn` is the import path of an attention outside kvt. The method does not parse the checkpoint's settings,
+        but checks their types against the signatures of the classes.
         """
         from kvt.tasks.base import class_name
 
@@ -129,7 +129,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration with these settings, given by the names of `flat`, and with no other settings."""
+        """Return the configuration with `settings`, a dict by the names of `flat`, and with no other settings."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -168,7 +168,7 @@ class RunConfig:
 
     @property
     def flat(self) -> dict[str, Any]:
-        """All settings that may change the result, by section and name: "seed", "model.class", "model.dim"."""
+        """A dict of all settings that may change the result, by name: "seed", "model.class", "model.dim"."""
         from kvt.tasks.datamodule import as_recorded
 
         data = {**self.data, "init_args": as_recorded(self.data["class_path"], self.data["init_args"])}
@@ -176,7 +176,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings of `flat` as they were given: the data's settings are not converted, so no class is imported."""
+        """The settings of `flat` in the form of config.yaml, which needs no import of the data's class."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
@@ -207,13 +207,13 @@ class RunConfig:
     def name(self) -> str:
         """The run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
 
-        So a new argument with a default does not rename runs. If a default changes, the name stays the same, and
-        `differences` reports the change, because config.yaml stores every value.
+        A new argument with a default does not rename runs. If a later version of kvt changes a default, the name stays
+        the same, and `differences` reports the change, because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)} | asked._taught
-        # gradient_clip_val, an `int | float`, may be parsed as 5 or as 5.0, so both get one name. The Trainer's other
-        # numbers are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
+        # The parser may return gradient_clip_val, an `int | float`, as 5 or as 5.0, and both values get one name. Other
+        # numbers of the Trainer are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
 
@@ -221,7 +221,7 @@ class RunConfig:
     def words(self) -> list[str]:
         """The arguments of `kvt fit` that repeat the run on one device, as in a study.
 
-        They do not refer to a YAML file, because the run's file may have been deleted.
+        These arguments name no YAML file, because the run's file may have been deleted.
         """
         asked = self.asked
         classes = {section: asked.pop(f"{section}.class") for section in PARTS if f"{section}.class" in asked}
@@ -234,14 +234,14 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        A setting that is missing in one configuration has its default: a later version of kvt has added the setting,
-        and its default does not change results. The classes of `other` are not imported.
+        If one configuration lacks a setting, the setting has its default there: a later version of kvt added it, and
+        the default does not change results. The method does not import the classes of `other`.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         return differing(ours, theirs)
 
     def changed(self, **settings: Any) -> "RunConfig":
-        """Return a copy with changed settings, named as the flags of the command line: attn="kv", max_epochs=1.
+        """Return a copy with changed settings. Names are those of the command line's flags: attn="kv", max_epochs=1.
 
         Raises:
             UserError: a setting does not exist, has the wrong type, or has a value that a run does not accept.
@@ -259,7 +259,7 @@ class RunConfig:
         return changed
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy in which `sections`, settings by section that are already parsed, replace those of `self`."""
+        """Return a copy in which the parsed settings in `sections`, by section, replace the settings of `self`."""
         none = "teacher" in sections and sections["teacher"] is None
         parts: dict[str, Any] = TEACHER | dict(sections) if none else dict(sections)
         parts = {name: parts[name] for name in OTHERS if name in parts}
@@ -272,13 +272,13 @@ class RunConfig:
 
     @property
     def own_flags(self) -> str:
-        """The flags that name the run's classes outside kvt to a command with a checkpoint: " --data my_task.Bits"."""
+        """The flags that name the run's classes outside kvt for a checkpoint's command: " --data my_task.Bits"."""
         own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
         return "".join(f" --{name} {shell_word(path)}" for name, path in own)
 
     @property
     def sections(self) -> Sections:
-        """The settings by section. The sections of BUILT have their `init_args`, without `class_path`."""
+        """The settings by section. A section in BUILT has the content of its `init_args`, without `class_path`."""
         return {**vars(self), **{name: getattr(self, name)["init_args"] for name in BUILT}}
 
     def as_dict(self) -> dict[str, Any]:
@@ -298,17 +298,17 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
-    """Return 12 hexadecimal digits of a hash of settings, which does not depend on their order."""
+    """Return 12 hexadecimal digits of a hash of settings. The hash does not depend on the order of settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction as an int, any other value unchanged."""
+    """Return a whole-numbered float as an int, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def bare(name: str) -> str:
-    """Return the name of a setting in `RunConfig.flat` without its section, as in its short flag.
+    """Return the name of a setting of `RunConfig.flat` without the section, as in the setting's short flag.
 
     >>> bare("model.dim"), bare("model.class"), bare("seed")
     ('dim', 'model', 'seed')
@@ -317,7 +317,7 @@ def bare(name: str) -> str:
 
 
 def in_short(value: Any) -> Any:
-    """Return a class with arguments as text, "AdamW(weight_decay=0.1)", also within a list; any other value as it is.
+    """Return text for a class with arguments, "AdamW(weight_decay=0.1)", or a list of them; other values unchanged.
 
     >>> in_short([{"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}]), in_short(3)
     ('AdamW(weight_decay=0.1)', 3)
@@ -331,7 +331,7 @@ def in_short(value: Any) -> Any:
 
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
-    """Return the classes of a task and its data by section, "model" and "data", from their import paths."""
+    """Return a dict of the task's class, "model", and the data's class, "data", from a dict of import paths."""
     from kvt.run.settings import SECTIONS
     from kvt.tasks.base import find_class
 
@@ -341,10 +341,10 @@ def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
 def read_files(
     configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
 ) -> tuple[dict[str, str], dict[str, type[Any]], Sections]:
-    """Return the import paths of the classes in YAML files, the classes, and all settings by section.
+    """Return three dicts by section: import paths of the classes in YAML files, the classes, and all settings.
 
-    No classes are returned if the class of the task or of the data is missing. A class in `named`, by section, replaces
-    the class in the files, and gets those settings in the files that its constructor has as arguments.
+    The dict of classes is empty if the class of the task or of the data is missing. A class in `named`, by section,
+    replaces the class in the files, and gets the settings in the files that its constructor has as arguments.
     """
     class_paths, sections = read_paths(configs, named)
     if class_paths.keys() != {*BUILT}:
@@ -358,7 +358,7 @@ def read_files(
 
 
 def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple[dict[str, str], Sections]:
-    """Return the import paths of the classes in YAML files, replaced by those in `named`, and all settings."""
+    """Return the import paths of classes in YAML files, with `named` in place of them, and all settings."""
     sections: Sections = {}
     class_paths: dict[str, str] = {}
     for config in configs:
@@ -385,7 +385,7 @@ def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple
 def read_config(path: Path, name: str) -> dict[str, Any]:
     """Return the sections of a configuration in a YAML file.
 
-    Raises a UserError that begins with `name` if the content is not made of such sections, and FileNotFoundError if
+    Raises a UserError that begins with `name` if the file has anything else than sections, and FileNotFoundError if
     the file does not exist.
     """
     content = read_yaml(path, name)

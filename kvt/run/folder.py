@@ -1,4 +1,4 @@
-"""A run's folder, lightning_logs/<task>/<attn>/version_N: its lock, its config.yaml, its checkpoints."""
+"""The folder of a run, lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ IN_USE = "run is locked by another process: wait for it, or stop it"
 
 
 class RunFolder:
-    """The folder of one run, which one process at a time may use.
+    """The folder of a run, which only one process at a time may use.
 
     Args:
-        path: path of the folder, which is created if it does not exist.
-        made: the folders that this process has created for the run; default: the folder and its parents that do not
-            exist yet.
+        path: path of the folder. If the folder does not exist, it is created.
+        made: the folders that this process has created for the run; default: those of the folder and its parents that
+            do not exist yet.
 
     Raises:
         UserError: another process uses the folder.
@@ -33,7 +33,7 @@ class RunFolder:
 
     def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
         self.path = path
-        self._made = _missing(path) if made is None else made  # innermost first
+        self._made = _missing(path) if made is None else made  # the innermost folder is first
         path.mkdir(parents=True, exist_ok=True)
         self._before = {*path.iterdir()}
         self._held = ExitStack()
@@ -43,12 +43,15 @@ class RunFolder:
             raise UserError(f"{path}: {IN_USE}") from error
         except NotImplementedError:
             pass  # a file system without locks
-        for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # of a killed process
+        for leftover in (
+            *path.glob("*.tmp"),
+            *self.checkpoints.glob("*.ckpt.*.tmp"),
+        ):  # temporary files of a killed process
             leftover.unlink(missing_ok=True)
 
     @classmethod
     def new(cls, parent: Path) -> "RunFolder":
-        """Make the next free parent/version_N, even if two runs start at the same moment."""
+        """Make the folder parent/version_N with the next free N. Two runs that start at once get different folders."""
         missing = _missing(parent)
         path = parent / f"version_{claim_version(parent)}"
         return cls(path, [path, *missing])
@@ -67,8 +70,8 @@ class RunFolder:
         self._held.close()
 
     def discard(self) -> None:
-        """Remove all files that were added to the folder since it was opened, and empty folders of this process."""
-        with suppress(OSError):  # the disk fails, or a folder holds other runs
+        """Remove files that are newer than this object from the folder, and empty folders that this process made."""
+        with suppress(OSError):  # the disk fails, or a folder contains other runs
             _remove({*self.path.iterdir()} - self._before)
             for folder in self._made:
                 folder.rmdir()
@@ -91,7 +94,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def empty(folder: Path) -> None:
-    """Delete all files of a run's folder except its lock."""
+    """Delete all files in a run's folder except the lock."""
     _remove(path for path in folder.iterdir() if path.name != LOCK)
 
 
@@ -117,12 +120,12 @@ def is_in_use(folder: Path) -> bool:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the path of the checkpoint from which a run resumes; it exists after the first validation or stop."""
+    """Return the path of the checkpoint for resuming a run. The file exists after the first validation or stop."""
     return folder / "checkpoints" / "last.ckpt"
 
 
 def best_checkpoint(folder: Path) -> Path:
-    """Return the path of the checkpoint that was best in validation; it exists after the first validation."""
+    """Return the path of the best checkpoint by validation. The file exists after the first validation."""
     return folder / "checkpoints" / "best.ckpt"
 
 
@@ -138,17 +141,17 @@ def run_folder(named: str, flag: str = "") -> Path:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """Return the run's folder that contains a checkpoint, None if the checkpoint is not in a run's folder."""
+    """Return the folder of the run that contains a checkpoint. None if no run contains the checkpoint."""
     folder = Path(checkpoint).resolve().parent.parent
     return folder if (folder / "config.yaml").is_file() else None
 
 
 def claim_version(parent: Path) -> int:
-    """Make the next free parent/version_N and return N."""
+    """Make the folder parent/version_N with the next free N, and return N."""
     taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
     while True:
-        with suppress(FileExistsError):  # another run may have just taken it
+        with suppress(FileExistsError):  # another run may have just made this folder
             (parent / f"version_{number}").mkdir(parents=True)
             return number
         number += 1

@@ -1,8 +1,8 @@
-"""All code that uses private attributes of Lightning, checked with version 2.6.6.
+"""All code that uses private attributes of Lightning, tested with Lightning 2.6.6.
 
-Lightning has no public way to stop between two steps with its loops in a resumable state, to validate after the last
-step, to step each schedule in a resumed epoch, to forbid its own choice of a checkpoint, or to access the average of a
-`WeightAveraging` callback.
+Lightning has no public way to stop between two steps with loops in a resumable state, to validate after the last step,
+to step each schedule in a resumed epoch, to forbid Lightning's own choice of a checkpoint, or to access the average of
+a `WeightAveraging` callback.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 
 def load_only_named_checkpoints(trainer: L.Trainer) -> None:
-    """Make the Trainer load only the file given as `ckpt_path`, and not resubmit SLURM jobs.
+    """Make the Trainer load only the file `ckpt_path`, and prevent it from resubmitting SLURM jobs.
 
     Without `ckpt_path`, the Trainer would load any hpc_ckpt_N.ckpt of the working directory in a SLURM job, and the
     file of an `OnExceptionCheckpoint` in `fit`. The Trainer writes hpc_ckpt_N.ckpt when it resubmits a job.
@@ -30,14 +30,14 @@ def _named_checkpoint(state_fn: Any, ckpt_path: Any, **_: bool) -> Any:
 
 
 def stop_after_this_batch(trainer: L.Trainer, stop: bool = True) -> None:
-    """Make the Trainer raise SIGTERMException after this batch, when its loops know that the batch is done."""
+    """Make the Trainer raise SIGTERMException after this batch, when its loops have counted the batch."""
     trainer._signal_connector.received_sigterm = stop
 
 
 def step_plateau_schedules(trainer: L.Trainer) -> None:
-    """Make the Trainer step `ReduceLROnPlateau` at the end of this epoch, even if the run was resumed within it.
+    """Make the Trainer step `ReduceLROnPlateau` at the end of this epoch, even if the run was resumed in this epoch.
 
-    Lightning skips that step, because its own checkpoints lack the metrics.
+    Lightning skips that step of the schedule, because Lightning's own checkpoints lack the metrics.
     """
     # Setting the public property `restarting` would leave every further epoch of a run with max_steps without batches.
     trainer.fit_loop._restarting = False
@@ -46,8 +46,8 @@ def step_plateau_schedules(trainer: L.Trainer) -> None:
 def validate_after_training(trainer: L.Trainer) -> None:
     """Run the validation loop once more after the last training step, and log its metrics at that step."""
     loop = trainer.fit_loop.epoch_loop
-    loop._batches_that_stepped -= 1  # Lightning logs at this step, which is one past the last training step
-    trainer.validating, loop.val_loop.restarting = True, False  # start at the first batch, even in a resumed run
+    loop._batches_that_stepped -= 1  # Lightning logs at this number, which would exceed the last step by 1
+    trainer.validating, loop.val_loop.restarting = True, False  # even a resumed run starts at the first batch
     try:
         loop.val_loop.run()
     finally:
@@ -55,7 +55,7 @@ def validate_after_training(trainer: L.Trainer) -> None:
 
 
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
-    """Undo the change that `validate_after_training` makes to the step, before checkpoints are written."""
+    """Restore the step that `validate_after_training` has changed, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
 
 
@@ -63,8 +63,8 @@ def end_of_validation_after_training(trainer: L.Trainer) -> None:
 def copy_constants_into_averages(trainer: L.Trainer) -> None:
     """Copy a model's constants into the averages of its weights.
 
-    Constants are buffers of integers and buffers that checkpoints leave out. Lightning averages all buffers, which
-    rounds floats even if they are equal, and truncates integers.
+    Constants are buffers of integers, and buffers that checkpoints leave out. Lightning averages all buffers, which
+    rounds floats, even equal floats, and truncates integers.
     """
     model = trainer.lightning_module
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Loads models from checkpoints, which are read as plain data: nothing in a file is imported, called or parsed.
+"""Loads models from checkpoints as plain data: kvt imports, calls and parses nothing in a file.
 
-A checkpoint names the classes of its task, its data and its attention. A class is used only if it is part of kvt, or
-if the user names it too. The types of the checkpoint's settings are checked against the signatures of these classes.
+A checkpoint names the classes of its task, its data and its attention. kvt uses a class only if the class is part of
+kvt, or if the user also names it. kvt checks the types of the checkpoint's settings against the signatures of classes.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Checkpoint:
     Args:
         path: path of the file or of the export's folder; a run's folder stands for its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
-        flag: the flag by which the user gave the path, for messages; "" if there is no flag.
+        flag: the flag with which the user passed the path, for messages; "" if there is no flag.
     """
 
     path: str | Path
@@ -51,7 +51,7 @@ class Checkpoint:
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """The content of the checkpoint by Lightning's keys, with the data's settings in their recorded form."""
+        """The content of the checkpoint by Lightning's keys, with the data's settings in the form of `as_recorded`."""
         saved = read_checkpoint(self.path, self._name)
         model, data = (saved[key] for key in HPARAMS.values())
         return {**saved, HPARAMS["data"]: as_recorded(saved.get("data_class"), data, model.get("spec"))}
@@ -63,19 +63,19 @@ class Checkpoint:
 
     @property
     def hparams(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of the task and its data, by section."""
+        """The settings of the task, "model", and of its data, "data"."""
         return {section: self.saved[key] for section, key in HPARAMS.items()}
 
     @cached_property
     def classes(self) -> dict[str, type[Any]]:
-        """The classes of the task and its data, by section.
+        """The class of the task, "model", and the class of its data, "data".
 
         Raises UserError for a class that is neither part of kvt nor in `named`.
         """
         return {section: self.class_of(section) for section in SECTIONS}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task in eval mode; raise UserError if it is not a `kind`, or its weights do not fit."""
+        """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
         with self.add_checkpoint_path():
             cls = self.class_of("model")
             if not issubclass(cls, kind):
@@ -83,14 +83,14 @@ class Checkpoint:
             self.require_known_attention()
             task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
             dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-            # float16 only saves space, as in the zoo: the model computes in float32
+            # float16, as in the zoo, only makes the file smaller: the model computes in float32
             if kept := dtypes - {torch.float16}:
                 task.to(kept.pop())  # float64 after a run with --precision 64-true
             self.load_weights(task)
         return task.eval()
 
     def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
-        """Return the arguments of the task or data, type-checked, without `spec` and without a missing `data_dir`."""
+        """Return the type-checked arguments of the task or data, without `spec` and without a missing `data_dir`."""
         values = self.hparams[section]
         taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
         require_types(taken, cls)
@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings in the checkpoint; raises UserError for a type that the Trainer does not accept."""
+        """The Trainer settings in the checkpoint. Raises UserError for a type that the Trainer does not accept."""
         kept = self.saved["trainer"]
         taken = {name: kept[name] for name in KEPT if name in kept}
         require_types(taken, L.Trainer)
@@ -108,9 +108,9 @@ class Checkpoint:
 
     @property
     def optimizer(self) -> dict[str, Any] | None:
-        """The run's optimiser, {"class_path": …, "init_args": …}, if it is one of torch.optim, else None.
+        """The run's optimiser, {"class_path": …, "init_args": …}, if torch.optim has the class, else None.
 
-        The user must name an optimiser of another package again, because kvt would have to import it.
+        The user must name an optimiser of another package again, because kvt imports no class that a file names.
         """
         saved = self.saved.get("optimizer")
         asked: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
@@ -120,26 +120,26 @@ class Checkpoint:
             return None
         settings = asked.get("init_args") or {}
         if not isinstance(settings, Mapping) or settings.keys() - (argument_types(cls).keys() - {"params", "lr"}):
-            raise UserError(f"its optimizer does not fit {name} of this version of torch")
+            raise UserError(f"the settings of its optimizer do not fit {name} in this version of torch")
         return {"class_path": f"{module}.{name}", "init_args": {**settings}}
 
     @property
     def spec(self) -> Any:
-        """`TaskData.spec` of the run's data, such as sizes and vocabulary; None if the model needs no `spec`."""
+        """`TaskData.spec` of the run's data, such as sizes and vocabulary. None if the model needs no `spec`."""
         return self.hparams["model"].get("spec")
 
     @property
     def continues(self) -> bool:
-        """Whether training can continue from the checkpoint; exports and the zoo have only weights, no optimiser."""
+        """Whether training can continue from the checkpoint. Exports and the zoo have weights without an optimiser."""
         return "optimizer_states" in self.saved
 
     @property
     def resumes(self) -> bool:
-        """Whether this version of kvt can resume the run: older versions did not save its history in checkpoints."""
+        """Whether this version of kvt can resume the run. Checkpoints of older versions lack the run's history."""
         return self.continues and "Recorder" in self.saved.get("callbacks", {})
 
     def require_known_attention(self, own: str | None = None) -> None:
-        """Raise UserError if the checkpoint's attention is not kvt's, and neither `named` nor `own` names it."""
+        """Raise UserError if the checkpoint's attention is outside kvt, and neither `named` nor `own` names it."""
         attn, own = self.hparams["model"].get("attn"), own or self.named.get("attn")
         if own is not None and own != attn:
             remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
@@ -148,7 +148,7 @@ class Checkpoint:
             raise self._not_ours("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
-        """Load the weights into a task; raise UserError if names or shapes differ, or weights are not finite."""
+        """Load the weights into a task; raise UserError if names or shapes do not match, or weights are not finite."""
         try:
             task.load_state_dict(self.saved["state_dict"])
         except RuntimeError as error:
@@ -158,7 +158,7 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the weights and their names, in hexadecimal."""
+        """The SHA-256 of the weights and of their names, in hexadecimal."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.saved["state_dict"].items()):
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -167,13 +167,13 @@ class Checkpoint:
 
     @property
     def taught(self) -> Mapping[str, Any]:
-        """The run's settings of `TEACHER`, and the teacher's `digest`; empty if the run has no teacher."""
+        """The settings in `TEACHER` of the run, and the `digest` of the teacher; empty if the run has no teacher."""
         taught = self.saved.get("teacher")
         return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:
-        """The fingerprint of the run's data, `TaskData.content`; None if the checkpoint has no fingerprint."""
+        """The fingerprint of the run's data, `TaskData.content`. None if the checkpoint has no fingerprint."""
         return self.hparams["data"].get("content")
 
     def error(self, reason: str) -> UserError:
@@ -186,7 +186,7 @@ class Checkpoint:
 
     @contextmanager
     def add_checkpoint_path(self) -> Iterator[None]:
-        """Context manager: add the path of the checkpoint to the message of a user's mistake that is raised inside."""
+        """Context manager: add the checkpoint's path to the message if the code inside raises a user's mistake."""
         try:
             yield
         except Exception as error:
@@ -196,7 +196,7 @@ class Checkpoint:
             raise self.error(mistake) from None
 
     def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
-        """Return a task or its data with these settings; raise UserError if the class does not take them."""
+        """Return a task, or its data, with these settings; raise UserError if the class rejects a setting."""
         try:
             return cls(**settings)
         except UserError:
@@ -222,17 +222,18 @@ class Checkpoint:
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
     """Return the trained task in a checkpoint, in eval mode, with its vocabulary.
 
-    A language model has `generate(prompt, tokens)`, a translation task `translate(sentences)`, and a classification
-    task `predict(inputs)`.
+    A language model has the method `generate(prompt, tokens)`, a translation task has `translate(sentences)`, and a
+    classification task has `predict(inputs)`.
 
     Args:
-        checkpoint: path of a file that a run, or a plain Lightning Trainer, has saved, or of a folder of `kvt export`.
+        checkpoint: path of a file that a run or a plain Lightning Trainer has saved, or of a folder of `kvt export`.
         attn: import path of your own attention class, if the checkpoint uses one: my_attention.NearKV. kvt imports only
             classes that you name.
         model: import path of your own task class, if the checkpoint uses one: my_task.MyTask.
 
     Raises:
-        UserError: the file does not exist, is no checkpoint of a task, or uses a class outside kvt that is not named.
+        UserError: the file does not exist, is no checkpoint of a task, or uses a class outside kvt that neither
+                `attn` nor `model` names.
     """
     named = {"attn": attn, "model": model}
     return Checkpoint(user_path(checkpoint), named, flag="").load_task(Task)  # type: ignore[type-abstract]

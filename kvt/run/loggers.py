@@ -1,4 +1,4 @@
-"""Creates loggers by name, logs hyperparameters, and lets resumed runs continue in their loggers."""
+"""Creates loggers by name, logs hyperparameters, and lets a resumed run continue its entries in loggers."""
 
 import csv
 import json
@@ -18,9 +18,9 @@ from kvt.run.settings import trainer_objects
 from kvt.system.files import read_json, write_atomically
 
 ABSENT = float("nan")
-"""The value of a score that a run lacks. TensorBoard's table has a column for it if another run has the score."""
+"""The value of a score that a run lacks. TensorBoard's table still has a column for the score."""
 IDS = "loggers.json"
-"""The file in a run's folder with the id of the run in each logger."""
+"""The file in a run's folder that keeps the id of the run in W&B and in MLflow."""
 OF_TRAINER = ("max_epochs", "max_steps", "precision")
 """The Trainer settings that loggers show as hyperparameters. Notes show limits on batches and early stopping."""
 
@@ -29,11 +29,11 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name in `kvt.run.settings.LOGGERS`, a Lightning logger as {"class_path": …}, or a list of these;
-            True or None is "tensorboard".
+        setting: a name in `kvt.run.settings.LOGGERS`, a Lightning logger as {"class_path": …}, or a list of such
+            names and loggers; True or None is "tensorboard".
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
-        purge_step: the first step that a resumed run logs again: TensorBoard hides older events from this step on, and
-            older rows are removed from the CSV. None: the run is new.
+        purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
+            the run logged before, and the CSV loses the rows. None: the run is new.
 
     Raises:
         ModuleNotFoundError: the package of wandb, trackio or mlflow is not installed.
@@ -46,7 +46,7 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
 
 
 def keep_ids(loggers: Sequence[Logger], run: Path) -> None:
-    """Write the ids of the run in W&B and MLflow into its folder, so that a resumed run continues them."""
+    """Write a run's ids in W&B and MLflow to its folder, so that a resumed run continues under these ids."""
     ids = {}
     for logger in loggers:
         match logger:
@@ -59,7 +59,7 @@ def keep_ids(loggers: Sequence[Logger], run: Path) -> None:
 
 
 def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that loggers show, with the same names in all runs of a task.
+    """Return the hyperparameters that loggers show. All runs of a task have the same names of hyperparameters.
 
     Args:
         task: the run's `Task`.
@@ -74,9 +74,9 @@ def hyperparameters(task: Any, data: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def score_names(task: Any, data: Any) -> list[str]:
-    """Return the names of all scores that a run of a task may have, each converted by `when_best`.
+    """Return the names of all scores that a run of a task may have, in the form of `when_best`.
 
-    Metrics with several values, whose names contain {}, are left out.
+    The list has no metrics with several values, whose names contain {}.
     """
     stages = [stage for stage in ("val", "test") if stage in data.splits]
     of_stages = [f"{stage}/{m.name}" for stage in stages for m in task.metrics if stage in m.stages]
@@ -84,7 +84,7 @@ def score_names(task: Any, data: Any) -> list[str]:
 
 
 def when_best(name: str) -> str:
-    """Return the name for a metric of the best checkpoint; TensorBoard sorts it behind the curves of train and val.
+    """Return the name for a metric of the best checkpoint, which TensorBoard sorts behind curves of train and val.
 
     >>> when_best("val/loss")
     'when_best/val_loss'
@@ -93,9 +93,9 @@ def when_best(name: str) -> str:
 
 
 def end_runs(loggers: Sequence[Logger], run: Path) -> None:
-    """End a run in W&B, Trackio and MLflow, so that the next run in this process begins anew.
+    """End a run in W&B, Trackio and MLflow, so that the next run in this process logs under its own name.
 
-    A W&B run that the user has started, and an MLFLOW_TRACKING_URI that the user has set, are not changed.
+    The function keeps a W&B run that the user has started, and an MLFLOW_TRACKING_URI that the user has set.
     """
     for logger in loggers:
         with suppress(OSError):  # the disk may be full
@@ -110,12 +110,12 @@ def end_runs(loggers: Sequence[Logger], run: Path) -> None:
                 case MLFlowLogger() if os.environ.get("MLFLOW_TRACKING_URI") == _database(run):
                     import mlflow
 
-                    nowhere: Any = None  # accepted, although the declared type is str
-                    mlflow.set_tracking_uri(nowhere)  # Lightning has set the address for the whole process
+                    nowhere: Any = None  # MLflow accepts None, although it declares str
+                    mlflow.set_tracking_uri(nowhere)  # Lightning has set the address for the entire process
 
 
 class TrackioLogger(Logger):
-    """A logger that writes to Trackio on this machine; `trackio show --project kvt` shows the runs."""
+    """A logger that writes runs to Trackio on this machine. `trackio show --project kvt` shows the runs."""
 
     def __init__(self, name: str, project: str, group: str, resume: str = "never") -> None:
         import trackio
@@ -134,7 +134,7 @@ class TrackioLogger(Logger):
 
     @cached_property
     def experiment(self) -> Any:
-        """Trackio's run, started at the first access with the hyperparameters logged so far."""
+        """Trackio's run. The first access starts the run with all hyperparameters that are logged so far."""
         with redirect_stdout(sys.stderr):
             return self.trackio.init(**self._names, config=self.hparams, embed=False)
 
@@ -151,7 +151,7 @@ class TrackioLogger(Logger):
         self.log_metrics({key: self.trackio.Markdown(data[0][0])}, step)
 
     def end(self) -> None:
-        """End Trackio's run, and wait until all of it is written."""
+        """End Trackio's run, and wait until Trackio has written all metrics."""
         if "experiment" in vars(self):
             with redirect_stdout(sys.stderr):
                 self.trackio.finish()
@@ -165,13 +165,13 @@ class _TensorBoard(TensorBoardLogger):
         super().log_metrics(shown, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Log each mapping as one text, because TensorBoard's table shows parts of mappings only for a single run."""
+        """Log a mapping as one text, because TensorBoard's table shows entries of a mapping only for a single run."""
         texts = {name: str(value) if isinstance(value, Mapping) else value for name, value in params.items()}
         super().log_hyperparams(texts, metrics, step)
 
 
 class _CSV(CSVLogger):
-    """A CSV logger that keeps the rows logged before a run was resumed; Lightning's logger deletes them."""
+    """A CSV logger that keeps a resumed run's earlier rows. Lightning's logger deletes these rows."""
 
     def __init__(self, run: Path, purge_step: int | None) -> None:
         super().__init__(run, name="", version="")
@@ -192,7 +192,7 @@ def _database(run: Path) -> str:
 
 
 def _mlflow_place(run: Path) -> str | None:
-    """Return the MLFLOW_TRACKING_URI that the user has set; None if the run logs to a database in its folder."""
+    """Return the user's MLFLOW_TRACKING_URI; None if the run logs to a database in the run's folder."""
     place = os.environ.get("MLFLOW_TRACKING_URI")
     return None if place == _database(run) else place
 
@@ -201,7 +201,7 @@ def _make(one: Logger | str, run: Path, purge_step: int | None, ids: Mapping[str
     title, task_and_attn = _title(run), "/".join(run.parts[-3:-1])
     match one:
         case "tensorboard":
-            # the folder is run.parent / "" / version
+            # TensorBoardLogger's folder is save_dir / name / version
             return _TensorBoard(run.parent, "", run.name, default_hp_metric=False, purge_step=purge_step)
         case "csv":
             return _CSV(run, purge_step)

@@ -1,4 +1,4 @@
-"""A callback that shows attention maps and sample texts in the loggers after validations."""
+"""A callback that sends attention maps and sample texts to the loggers after validations."""
 
 import re
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from kvt.tasks import TaskData
 from kvt.view import maps
 
 TAG = "visual/attention"
-"""The name of the pictures; TensorBoard sorts by name, so the curves of train/ and val/ come first."""
+"""The name of the pictures. TensorBoard sorts by name, so this name comes after the curves of train/ and val/."""
 SHOWING = (TensorBoardLogger, WandbLogger, TrackioLogger, MLFlowLogger)
-"""The loggers that take pictures and texts."""
+"""The loggers that accept pictures and texts."""
 SHARE = 1 / 20
-"""The largest share of a run's time for showing, apart from the first and the last validation."""
+"""The largest share of a run's time for drawing, without the first and the last validation."""
 
 
 class Shown(Callback):
-    """A callback that shows attention maps and a sample text after the first and the last validation.
+    """A callback that sends attention maps and a sample text to the loggers after the first and the last validation.
 
-    It also shows them after another validation, if the last drawing took at most `SHARE` of the time since then. A
-    small model that is validated every second would otherwise spend more time on drawing than on training.
+    After other validations, the callback does so only if the last drawing took at most `SHARE` of the time since that
+    drawing. A small model that is validated every second would otherwise spend more time on drawing than on training.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._took = self._ended = 0.0  # seconds of the last showing; the time at its end
-        self._is_due = False  # whether the last validation is still to be shown
+        self._took = self._ended = 0.0  # duration of the last drawing in seconds; the time at its end
+        self._is_due = False  # whether the last validation has no pictures yet
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -42,26 +42,26 @@ class Shown(Callback):
             self._show_if(self._took <= SHARE * (perf_counter() - self._ended), trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Show the last validation, if `on_validation_end` has not shown it."""
+        """Draw after the last validation, if `on_validation_end` has not drawn after it."""
         if self._is_due:
             pl_module.eval()
             self._show_if(True, trainer, pl_module)
             pl_module.train()
 
     def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Show maps and text of a model in eval mode in these loggers; only the first process of a run calls this."""
+        """Send a model's maps and text to these loggers. Only the first process of a run calls this, in eval mode."""
         self.show_maps(loggers, pl_module, trainer)
         self.show_text(loggers, pl_module, trainer)
 
     def show_maps(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Draw the maps of the first validation example, one picture for each layer, as narrow as TensorBoard's cards.
+        """Draw the maps of the first validation example: a picture for each layer, as narrow as TensorBoard's cards.
 
         A model with an attention that has no map gets no pictures.
         """
         if not all(layer.has_map for layer in pl_module.modules() if isinstance(layer, Attention)):
             return
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
-        with torch.compiler.set_stance("force_eager"):  # hooks are not called in a compiled model
+        with torch.compiler.set_stance("force_eager"):  # a compiled model calls no hooks
             _, caption, layers = maps.examine(pl_module, data.example(0))
         for layer in layers if loggers else ():
             picture = maps.pixels(maps.draw([layer], maps.titled(pl_module.attn, caption), columns=2))
@@ -70,7 +70,7 @@ class Shown(Callback):
                 _show(logger, name, picture, trainer.global_step)
 
     def show_text(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Show a text that the model generates, unless the run has diverged."""
+        """Send a text that the model generates to the loggers, unless the run has diverged."""
         if self.recorder.diverged or (text := pl_module.sample()) is None:
             return
         for logger in loggers:

@@ -1,4 +1,4 @@
-"""`Recorder`, the callback that keeps the history and state of a run in its checkpoints, for exact resuming."""
+"""`Recorder`, the callback that keeps the history and state of a run in the checkpoints, for exact resuming."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -16,24 +16,24 @@ from kvt.run.lightning_internals import step_plateau_schedules
 from kvt.tasks import Task
 
 Row = dict[str, float]
-"""{"step": …, "seconds": …} with the seconds of training until the step, and the metrics logged at it."""
-MAX_ROWS = 2**15  # limits the history, because every checkpoint contains it
+"""{"step": …, "seconds": …, metric: …}: the seconds of training until the step, and metrics logged at this step."""
+MAX_ROWS = 2**15  # largest number of rows in the history, which every checkpoint contains
 
 
 class Recorder(Callback):
     """A callback that keeps the history of a run, its training time, and the state accumulated since the last log.
 
-    * The history has a row for each step that logs metrics of training or validation. A loss that is not finite ends
-      the run.
-    * The learning rate and the norm of the gradients are logged with the metrics of training.
-    * The time excludes validation, pictures and checkpoints, and is logged as `train/seconds` and
+    * The history has a row for each step at which the run logs metrics of training or validation. A loss that is not
+      finite ends the run.
+    * The learning rate and the norm of the gradients are logged with the training metrics.
+    * The training time excludes validation, pictures and checkpoints. The callback logs `train/seconds` and
       `train/<unit>_per_second`.
-    * The accumulated state is running means, accumulated gradients, and the metrics that the Trainer passes to
-      callbacks and schedulers. A checkpoint holds the state of all processes, by rank.
+    * The accumulated state has running means, accumulated gradients, and the metrics that the Trainer passes to
+      callbacks and schedulers. A checkpoint has the state of all processes, by rank.
 
     Args:
-        settings: the Trainer's settings, which checkpoints keep under "trainer".
-        resumes: whether the run is resumed: it then ends if `EarlyStopping` had stopped it before it was killed.
+        settings: the Trainer's settings, which checkpoints keep under the key "trainer".
+        resumes: whether this process resumes a run. A resumed run ends if `EarlyStopping` had stopped the run before.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None, resumes: bool = False) -> None:
@@ -41,18 +41,18 @@ class Recorder(Callback):
         self.rows: list[Row] = []
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
-        self.count = 0  # units of the task, such as tokens, that all processes have read; summed when they log
-        self._own_count: int | Tensor = 0  # units that this process has read since then; stays on the device
+        self.count = 0  # units of the task, such as tokens, that all processes had read at the last log
+        self._own_count: int | Tensor = 0  # units that this process has read since the last log; on the device
         self.has_trained = False  # whether this process has done a training step
         self._since: float | None = None  # None while the clock is stopped
         self._gradients: dict[str, Tensor] = {}
         self._callback_metrics: dict[str, Tensor] = {}
-        self._had_to_stop = False  # trainer.should_stop in the checkpoint that was loaded
-        self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm of the last step, to be logged
+        self._had_to_stop = False  # trainer.should_stop in the loaded checkpoint
+        self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
 
     @property
     def rate(self) -> float:
-        """The number of the task's units, such as images or tokens, that training has read per second so far."""
+        """The training speed so far, in units of the task, such as images or tokens, per second."""
         return self.count / self.seconds if self.seconds else 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -62,7 +62,7 @@ class Recorder(Callback):
         """Restore gradients and metrics, which the Trainer resets after it has loaded a checkpoint.
 
         `EarlyStopping` and `ReduceLROnPlateau` read the metrics at the end of an epoch, and a checkpoint may be written
-        between a validation and that end. A resumed run ends if it had diverged or stopped early before it was killed.
+        between a validation and the end of the epoch. A resumed run ends if it had diverged or had stopped early.
         """
         for name, gradient in self._gradients.items():
             parameter = pl_module.get_parameter(name)
@@ -89,7 +89,7 @@ class Recorder(Callback):
             pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
-        """Keep the learning rate of a step that will be logged, and the norm of its gradients before clipping."""
+        """Before a step with a log, keep the learning rate, and the norm of the gradients before clipping."""
         if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
@@ -112,7 +112,7 @@ class Recorder(Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the Trainer's settings, and the metrics of a validation at this step, to the checkpoint."""
+        """Add the Trainer's settings to the checkpoint, and the metrics of a validation at this step, if there was one."""
         now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
         validated = any(name.startswith("val/") for name in now)
         metrics = trainer.callback_metrics.items() if validated else ()
@@ -140,13 +140,13 @@ class Recorder(Callback):
         self._callback_metrics = own.get("callback_metrics", {})
 
     def on_record(self, name: str, value: float) -> None:
-        """Add a metric to the history; `Task.record` calls this."""
+        """Add a metric to the history. `Task.record` calls this method."""
         if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
             self.add(name, value, self._trainer.global_step)
             self._trainer.should_stop |= self.diverged is not None
 
     def _processes(self) -> list[dict[str, Any]]:
-        """Return running means, accumulated gradients and metrics of all processes, by rank."""
+        """Return a list by rank of the running means, accumulated gradients and metrics of every process."""
         weights = self._task.named_parameters() if self._trainer.accumulate_grad_batches > 1 else ()
         gradients = {name: weight.grad for name, weight in weights if weight.grad is not None}
         shown = {name: value.detach().cpu() for name, value in self._trainer.callback_metrics.items()}
@@ -158,7 +158,7 @@ class Recorder(Callback):
 
     def _stop_clock(self, trainer: Trainer) -> None:
         if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()  # queued kernels belong to training
+            torch.cuda.synchronize()  # work that is queued on the GPU belongs to training
         self._add_up_counts()
         self._tick()
         self._since = None
@@ -177,7 +177,7 @@ class Recorder(Callback):
 
 
 def thinned(rows: list[Row]) -> list[Row]:
-    """Return at most half of the rows: in each interval of 2, 4, 8 … steps, the first row with the same metrics."""
+    """Return at most half of the rows: of rows with the same metrics, the first in each interval of 2, 4, 8 … steps."""
     kept, steps = rows, 1
     while len(kept) > len(rows) // 2:
         steps *= 2
@@ -189,13 +189,13 @@ def thinned(rows: list[Row]) -> list[Row]:
 
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
-    """Return, by metric, the state of the running mean over the training since the last log: its sum and its count."""
+    """Return a dict from metric to (sum, count) of its running mean over the training steps since the last log."""
     means = {name: task.means[f"train/{name}"] for name in _trained(task)}
     return {name: mean.metric_state for name, mean in means.items() if mean.update_called}
 
 
 def load_metric_state(task: Task, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Restore the sums that `metric_state` returned."""
+    """Restore the running means from the result of `metric_state`."""
     for name in _trained(task):
         mean = task.means[f"train/{name}"]
         mean.reset()

@@ -1,4 +1,4 @@
-"""The results of a run: result.json, history.csv, predictions.csv, TensorBoard's hyperparameters."""
+"""Writes the results of a run: result.json, history.csv, predictions.csv, and hyperparameters in TensorBoard."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from kvt.system.quoting import one_line
 
 
 def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the summary that a run prints at its end; its result.json begins with the same entries."""
+    """Return the summary that a run prints at the end. The entries of the summary are the first of result.json."""
     return {
         **{"task": data.task_name, "attn": task.attn, "seed": seed},
         **metrics,
@@ -44,15 +44,15 @@ def save_results(
 ) -> None:
     """Log the scores and the notes, and write result.json and history.csv.
 
-    TensorBoard gets the scores together with the hyperparameters, because its table needs both in one call.
+    TensorBoard gets hyperparameters and scores in one call, because its table needs such a call.
 
     Args:
         summary: the return value of `summary`.
-        history: a row for each logged step.
+        history: a row for each step with logged metrics.
         config: the content of the run's config.yaml, which result.json repeats.
         started: the time at which the run started.
         trainer: the Trainer that trained.
-        folder: the run's folder; None writes no files.
+        folder: the run's folder; None: no files are written.
     """
     task: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def save_results(
         else:
             logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)
-        logger.finalize("success")  # raises on a full disk, which would pass silently at the end of the process
+        logger.finalize("success")  # raises on a full disk; at the end of the process, the error would be lost
     if folder is not None:
         write_csv(folder / "history.csv", dict.fromkeys(name for row in history for name in row), history)
         details = {
@@ -86,7 +86,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint has the weights of best.ckpt, with which the folder's result.json was measured."""
+    """Return whether a checkpoint has the weights of best.ckpt, which result.json in the folder was measured with."""
     best = best_checkpoint(folder)
     return (folder / "result.json").is_file() and best.is_file() and checkpoint.digest == Checkpoint(best).digest
 
@@ -94,13 +94,13 @@ def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
 def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
     """Add the metrics of a test to a run's result.json, or write them to test-<checkpoint>-<hash>.json beside it.
 
-    If the folder cannot be written, a note is printed and None is returned.
+    If the file cannot be written, the function prints a note and returns None.
 
     Args:
         folder: the run's folder.
-        own: whether the metrics belong to the run's result.
-        scores: the metrics.
-        measured: checkpoint, data and settings of the test, which determine the hash in the file's name.
+        own: True: add the metrics to result.json. False: write a separate file.
+        scores: the metrics of the test.
+        measured: checkpoint, data and settings of the test. A hash of these is in the name of the separate file.
 
     Returns:
         The path of the written file.
@@ -121,11 +121,11 @@ def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Ma
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with one line for each example; numbers have four decimals, and a list of numbers is one cell.
+    """Write a CSV with one line for each example. Numbers have four decimals, and a list of numbers fills one cell.
 
     Args:
         path: path of the CSV.
-        batches: the columns of each batch, by name.
+        batches: for each batch, a dict that maps the name of a column to the column.
         names: file names of the examples, for a column "file"; None: no such column.
     """
     predicted = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}

@@ -1,15 +1,15 @@
-"""Checks that compare settings and data with those of a checkpoint's run. The following may differ.
+"""Checks that compare settings and data with those of the run that saved a checkpoint. A user may change:
 
-* Resume (--resume): the paths of the data and of the teacher, and `TO_RESUME`.
-* Continue (fit --ckpt_path): the paths of the data, and the Trainer's settings. The data and the settings of task,
+* to resume (--resume): the paths of the data and of the teacher, and the settings in `TO_RESUME`.
+* to continue (fit --ckpt_path): the paths of the data, and the Trainer's settings. The data and the settings of task,
   optimiser and data must be the same.
-* Begin from weights alone (fit --ckpt_path of an export, the zoo or an import): everything except the data's `spec`,
-  such as the vocabulary, and the shapes of the weights.
-* Learn from a teacher (--teacher): the model's settings, the paths of the data, the settings in the data's `spec`, and
-  `TO_TEACH`. The class of the task and the other settings of the data must be the same.
-* Measure (validate, test, predict): the paths of the data, and `TO_MEASURE`. `test` and `predict` also accept other
-  data that the model can read. `validate` accepts them only if all of them are measured, because the validation split
-  of other data may contain data that the run was trained on.
+* to begin from weights without an optimiser (fit --ckpt_path of an export, the zoo or an import): everything except the
+  data's `spec`, such as the vocabulary, and the shapes of the weights.
+* to learn from a teacher (--teacher): the model's settings, the paths of the data, the settings in the data's `spec`,
+  and the settings in `TO_TEACH`. The class of the task and the other settings of the data must be the same.
+* to measure (validate, test, predict): the paths of the data, and the settings in `TO_MEASURE`. `test` and `predict`
+  also accept other data that the model can read. `validate` accepts other data only if it measures all examples,
+  because their validation split may contain training data of the run.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,9 +29,9 @@ OTHER_DATA = "name the run's own data, or start a new run"
 
 
 def load_data(checkpoint: Checkpoint, **given: Any) -> TaskData:
-    """Return the data of a checkpoint's run, set up for validation; `given` settings replace the checkpoint's.
+    """Return the data of a checkpoint's run, set up for validation. `given` replaces settings in the checkpoint.
 
-    Raises UserError if the data or their settings differ from those of the run.
+    Raises UserError if the data, or settings of the data, differ from those of the run.
     """
     with checkpoint.add_checkpoint_path():
         cls = checkpoint.class_of("data")
@@ -54,8 +54,8 @@ def require_same(
 ) -> None:
     """Raise UserError unless task, optimiser, data and their `spec` have the settings of a checkpoint's run.
 
-    Paths and the settings in `free` may differ. A setting of the data that was added to kvt after the checkpoint is not
-    compared. A setting of the task that was added later is compared with its default.
+    Paths and the settings in `free` may differ. If a later version of kvt has added a setting of the data, it is not
+    compared. If a later version has added a setting of the task, the setting is compared with its default.
     """
     model, saved = checkpoint.hparams.values()
     if task is not None:
@@ -73,7 +73,7 @@ def require_same(
 
 
 def require_same_spec(checkpoint: Checkpoint, data: TaskData) -> None:
-    """Raise UserError if the data's `spec` differs from that of a checkpoint's model, as with another vocabulary."""
+    """Raise UserError if the data's `spec`, such as the vocabulary, differs from the `spec` of a checkpoint's model."""
     _require_equal(checkpoint, data.spec, data.spec if checkpoint.spec is None else checkpoint.spec, OTHER_DATA, ())
 
 
@@ -88,6 +88,6 @@ def _require_equal(
 
 
 def require_same_content(checkpoint: Checkpoint, data: TaskData) -> None:
-    """Raise UserError if the data, after `setup`, differ from the data that a checkpoint's run was trained on."""
+    """Raise UserError if the data, after `setup`, differ from the training data of a checkpoint's run."""
     if checkpoint.trained_on not in (None, data.content):
         raise checkpoint.error(f"its run was trained on other data: {OTHER_DATA}")

@@ -1,4 +1,4 @@
-"""The sections of a run's settings, and the Trainer settings that may change its result; does not import torch."""
+"""The sections of a run's settings, and Trainer settings that may change a result. The module imports no torch."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,37 +8,37 @@ from typing import Any
 from kvt.system.errors import UserError
 
 Sections = dict[str, Any]
-"""Settings by section, {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}: plain data."""
+"""Settings by section, as plain data: {"model": {"lr": 0.001}, "trainer": {"max_epochs": 2}, "seed_everything": 1}."""
 
 BUILT = ("model", "data")
-"""The sections of the classes that every run builds: task and data."""
+"""The sections with the classes that every run builds: "model" is the task, "data" the data."""
 GROUPS = (*BUILT, "trainer")
 """The sections whose settings have a short flag, such as --lr for --model.lr."""
 PARTS = (*BUILT, "optimizer")
-"""The sections that name a class; "optimizer" is optional."""
+"""The sections that name a class. A run may lack the section "optimizer"."""
 TEACHER = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
-"""The settings of a run that learns from another one, with their defaults."""
+"""The settings of a run that learns from a teacher, with their defaults."""
 OTHERS = ("seed_everything", "compile", "threads", "optimizer", *TEACHER, "ckpt_path")
-"""The settings and sections of a configuration besides `GROUPS`."""
+"""The settings and sections of a configuration that `GROUPS` lacks."""
 GIVEN = {"spec", "seed"}
-"""Arguments of a task and its data that the run sets: the data's `spec` and the run's seed."""
+"""Arguments of task and data that the run sets, not the user: the data's `spec` and the run's seed."""
 RUN_FLAGS = {
     "--config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
-    "--ckpt_path": "path to a checkpoint to measure, or from which a new run continues training",
-    "--resume": "folder of a stopped run to resume, with the same result as without the stop",
+    "--ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
+    "--resume": "folder of a stopped run to resume; the result is the same as that of a run without the stop",
     "--model": "import path of your task class, such as my_task.MyTask",
     "--data": "import path of your data class, such as my_task.MyData",
 }
-"""The flags that choose what to run, with their help."""
+"""The flags that choose a task, a checkpoint or a run, with their help texts."""
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
-"""The Trainer's settings whose defaults are not Lightning's."""
+"""The Trainer settings for which kvt has other defaults than Lightning."""
 KEPT = (
     *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
     *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
     *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
 )
-"""The Trainer's settings that checkpoints keep: lengths, limits, precision and gradient clipping."""
+"""The Trainer settings that checkpoints keep: length of training, limits, precision and gradient clipping."""
 TRAINER = {
     **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
     **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
@@ -48,11 +48,11 @@ TRAINER = {
     **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
     **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
-"""The defaults of the Trainer settings that may change a run's result; others concern processes, output and folders."""
+"""Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, our value, their value) of each setting that differs, sorted by name; a missing value is None."""
+    """Return (name, value in `ours`, value in `theirs`) of each differing setting, by name; a missing value is None."""
     names = sorted(ours.keys() | theirs.keys())
     return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
@@ -60,8 +60,8 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[
 def plain(value: Any) -> Any:
     """Return a copy for YAML and JSON, made of numbers, strings, lists and mappings.
 
-    NumPy numbers and arrays become Python numbers and lists, an `Enum` member its value, a function or class its import
-    path, and a `Path` a string. Raises UserError for a function without an import path, or for any other object.
+    NumPy numbers and arrays become Python numbers and lists. An `Enum` member becomes its value, a function or class
+    its import path, and a `Path` a string. Raises UserError for any other object, and for a function in a function.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value

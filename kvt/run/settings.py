@@ -22,9 +22,9 @@ from kvt.system.errors import UserError, argument_types, require_finite, require
 from kvt.tasks import Task, TaskData
 
 SECTIONS: dict[str, type[Any]] = dict(zip(BUILT, (Task, TaskData), strict=True))
-"""The base class that the class of each section in `BUILT` must have."""
+"""A dict that maps each section in `BUILT` to the base class that its class must have."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
-"""Trainer settings that must be positive; the Trainer does not check this."""
+"""Trainer settings that must be positive. The Trainer accepts other values."""
 REFUSED: dict[type[L.Callback], tuple[str, str]] = {
     theirs.LearningRateFinder: (
         "the run would record another learning rate than it trains with",
@@ -55,12 +55,12 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
         "freeze weights with requires_grad_(False) in a task of your own",
     ),
 }
-"""Lightning callbacks that kvt rejects, because the run would differ from its record: the reason, and a remedy."""
+"""A dict of Lightning callbacks that kvt rejects, because a run would differ from its record: (reason, remedy)."""
 LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
-"""The names that --logger takes."""
+"""The names that --logger accepts."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
 LOGGER_HELP = """tensorboard, csv, wandb, trackio, mlflow, none, a list of these such as [tensorboard,csv], or a
-Lightning logger class. All of them write their files into the run's folder"""
+Lightning logger class. The named loggers write their files into the run's folder"""
 OPTIMIZER_HELP = """import path of the optimiser's class, such as torch.optim.AdamW or a class of your own; default:
 Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task sets the
 schedule"""
@@ -68,12 +68,13 @@ ACCUMULATE_HELP = """The gradient is the mean over batches. If batches differ in
 translation, this mean differs from the gradient of one large batch"""
 COMPILE_HELP = """whether to compile the model with torch.compile: training starts about a minute later, and each step
 launches fewer kernels; on a GPU it uses CUDA graphs. Not available for translation"""
-THREADS_HELP = """number of CPU threads, at most the number of cores. Default: measured when training starts; one,
-unless more are clearly faster. A resumed run keeps its number of threads, which affects the last digits of results"""
+THREADS_HELP = """number of CPU threads, at most the number of cores. Default: one, unless a measurement when training
+starts shows that more threads are clearly faster. A resumed run keeps its number of threads, because the number affects
+the last digits of results"""
 TEACHER_HELP = {
-    "teacher": """a run's folder or a checkpoint to learn from, of the same task and data, with any attention.
-KL(teacher ‖ model) of the logits, in nats, averaged over predictions, is added to the training loss, not to the
-validation loss. --resume RUN needs the teacher, too; --resume RUN --teacher NEW names its new path if it was moved""",
+    "teacher": """path of a run's folder or a checkpoint to learn from, with the same task and data and any attention.
+kvt adds KL(teacher ‖ model) of the logits, in nats, averaged over predictions, to the training loss, not to the
+validation loss. --resume RUN also needs the teacher; if it was moved, pass --resume RUN --teacher NEW_PATH""",
     "teacher_temperature": """temperature T: the logits of teacher and model are divided by T, and their divergence is
 multiplied by T² (Hinton et al. 2015)""",
     "teacher_weight": "weight of the divergence from the teacher in the training loss",
@@ -81,10 +82,10 @@ multiplied by T² (Hinton et al. 2015)""",
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):
-    """A parser for the settings of Trainer, model and data, by full name, --model.lr, and by short name, --lr."""
+    """A parser for settings of Trainer, model and data, with full names, --model.lr, and short names, --lr."""
 
     def add_settings(self, classes: Mapping[str, type[Any]]) -> None:
-        """Add the settings of the run, of the Trainer and of the classes of task and data, with short names."""
+        """Add the settings of the run, of the Trainer and of the task's and data's classes, with short names."""
         self.add_argument("-c", "--config", action=ActionConfigFile, help=RUN_FLAGS["--config"])
         for section, cls in classes.items():
             skip = GIVEN & argument_types(cls).keys()
@@ -115,15 +116,15 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
                 names = [bare, f"{bare}+"] if f"--{action.dest}+" in options else [bare]
                 action.option_strings = [*names, *action.option_strings]
                 options |= dict.fromkeys(names, action)
-            elif action.dest in GROUPS:  # jsonargparse would read a section from a file
+            elif action.dest in GROUPS:  # in jsonargparse, this flag names a file to read
                 action.help, action.metavar = RUN_FLAGS.get(f"--{action.dest}", SUPPRESS), "CLASS"
 
     def parse_given(self, settings: list[str] | Mapping[str, Any]) -> Sections:
-        """Return the settings given as words or sections, without defaults; required settings may be missing."""
+        """Return the given settings, words or sections, without defaults. Required settings may be missing."""
         return _short(self._parse_given(settings).as_dict())
 
     def parse_all(self, words: list[str], sections: Mapping[str, Any]) -> Sections:
-        """Return all settings: those in `words` replace those in `sections`, and settings in neither have defaults."""
+        """Return all settings, with values from `words`, else from `sections`, else with default values."""
         return _short(self.parse_args(words, namespace=self._parse_given(sections)).as_dict())
 
     def _parse_given(self, settings: list[str] | Mapping[str, Any]) -> Any:
@@ -139,7 +140,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
                 action.required = True
 
     def by_section(self, settings: Mapping[str, Any]) -> Sections:
-        """Return settings by section from settings by short name, such as lr; raise UserError for unknown names."""
+        """Return settings by section. `settings` has short names, such as lr; raise UserError for unknown names."""
         sections: Sections = {}
         options = [item for item in self._option_string_actions.items() if not item[0].endswith("+")]
         known = {option[2:]: one for option, one in options if "." in one.dest or one.dest in OTHERS}
@@ -156,7 +157,7 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
 
 
 def _short(parsed: Mapping[str, Any]) -> Sections:
-    """Return sections as plain data, without the optimiser's arguments that equal its defaults."""
+    """Return sections as plain data. Arguments of the optimiser that equal their defaults are left out."""
     sections: Sections = plain(parsed)
     if sections.get("optimizer"):
         sections["optimizer"] = without_defaults(sections["optimizer"])
@@ -164,7 +165,7 @@ def _short(parsed: Mapping[str, Any]) -> Sections:
 
 
 def without_defaults(named: Any) -> Any:
-    """Return a class, {"class_path": …, "init_args": …}, or a list of them, with the arguments that differ alone."""
+    """Return a class, {"class_path": …, "init_args": …}, or a list of them, without arguments that equal defaults."""
     if isinstance(named, list):
         return [*map(without_defaults, named)]
     given = named.get("init_args", {}).items()
@@ -175,7 +176,7 @@ def without_defaults(named: Any) -> Any:
 
 
 def settings_parser(**classes: type[Any]) -> SettingsParser:
-    """Return the parser of all settings of a run with these classes of task and data, by section."""
+    """Return the parser of all settings of a run. `classes` has the classes of task and data, by section."""
     return _settings_parser(*classes.items())
 
 
@@ -187,9 +188,9 @@ def _settings_parser(*classes: tuple[str, type[Any]]) -> SettingsParser:
 
 
 def trainer_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return objects for the Trainer settings that name a class, {"class_path": …, "init_args": …}, by setting.
+    """Return a dict of objects for the Trainer settings that name a class, {"class_path": …, "init_args": …}.
 
-    Objects get copies of their arguments, so that they may change them.
+    An object gets a copy of its arguments, and may change this copy.
     """
     named = plain({name: value for name, value in settings.items() if _names_class(value)})
     if not named:
@@ -206,7 +207,7 @@ def _names_class(value: Any) -> bool:
 
 
 def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
-    """Raise UserError for a callback of a class in `REFUSED`, or of a subclass."""
+    """Raise UserError if the class of a callback is in `REFUSED`, or has a base class in `REFUSED`."""
     for callback in callbacks:
         for cls, (reason, remedy) in REFUSED.items():
             if isinstance(callback, cls):
@@ -221,10 +222,10 @@ def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_settings(sections: Mapping[str, Any]) -> None:
-    """Raise UserError for values that the parser and the Trainer accept and a run does not.
+    """Raise UserError for values that parser and Trainer accept, but not a run.
 
-    These are numbers that are not finite or not positive, teacher settings without a teacher, and strategies that kvt
-    does not support.
+    A run rejects numbers that are not finite or not positive, settings of a teacher without a teacher, and strategies
+    that kvt does not support.
     """
     require_seed(sections["seed_everything"])
     trainer = sections["trainer"]
@@ -238,7 +239,7 @@ def require_settings(sections: Mapping[str, Any]) -> None:
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
     if trainer.get("barebones"):
         remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"
-        raise UserError(f"--barebones true: a run logs, and saves its best weights: {remedy}")
+        raise UserError(f"--barebones true: a run must log, and save its best weights: {remedy}")
     strategy = str(trainer.get("strategy"))
     if re.search("spawn|fork|notebook", strategy):
         raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")

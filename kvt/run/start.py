@@ -1,4 +1,4 @@
-"""The callback that starts a run: it creates and locks the folder, makes the loggers, and sets the CPU threads."""
+"""`StartRun`, the callback that creates and locks a run's folder, makes its loggers and sets the CPU threads."""
 
 import os
 from contextlib import suppress
@@ -23,25 +23,25 @@ from kvt.system.quoting import printable
 class StartRun(Callback):
     """A callback that creates a run's folder and loggers once all processes have started, and sets the CPU threads.
 
-    Before that, Ctrl-C ends all processes at once, and no file is left behind.
+    Until all processes have started, Ctrl-C ends them at once, and the run leaves no file.
 
-    A single process on a CPU uses `--threads`, or else the number of threads that is fastest when training starts. A
-    resumed run keeps its number. The number affects the last bit of sums, so result.json records it. On a GPU or with
-    several processes, which share the cores, torch's number is not changed.
+    A single process on a CPU uses `--threads`. Without this flag, it uses the number of threads that is fastest when
+    training starts. A resumed run keeps its number of threads. The number affects the last bit of sums, so result.json
+    records it. On a GPU, and with several processes, which share the cores, torch sets the number of threads.
 
     Args:
-        path: path of the run's folder, or of the new folder's parent if `is_new`.
+        path: path of the run's folder; if `is_new`, path of the parent of the new folder.
         is_new: whether to create a new folder version_N.
         config: configuration of the run.
         purge_step: the first step that a resumed run logs again; None: the run is new.
-        quiet: whether not to print the folder's path.
+        quiet: if True, the callback does not print the path of the folder.
 
     Attributes:
         folder: the run's folder in the first process; None in other processes, and under --fast_dev_run.
     """
 
-    TOKENS = 1024  # number of tokens in a trial; a batch of a list task has 2,048
-    state_key = "Threads"  # in checkpoints
+    TOKENS = 1024  # number of tokens in a timed call; a batch of a list task has 2,048 tokens
+    state_key = "Threads"  # the key of this callback in checkpoints
 
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
         self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
@@ -71,14 +71,14 @@ class StartRun(Callback):
             use_threads(self.threads)
 
     def _trial(self, task: Any) -> Any:
-        """Return the function to time: a linear layer of the model's median size and GELU, on (TOKENS, dim) zeros."""
+        """Return the function to time: a linear layer of the model's median size, then GELU, on zeros."""
         sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
         weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
         tokens = torch.zeros(self.TOKENS, weight.shape[1])
         return lambda: F.gelu(F.linear(tokens, weight))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Log the hyperparameters, except to TensorBoard, which takes them together with the scores at the end."""
+        """Log the hyperparameters, except to TensorBoard, which gets them with the scores at the end of the run."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
@@ -93,7 +93,7 @@ class StartRun(Callback):
             self.threads = state_dict["threads"]
 
     def release(self) -> None:
-        """Unlock the folder, and end the run in its loggers."""
+        """Unlock the folder, and end the run in all loggers."""
         if self.folder:
             end_runs(self.loggers, self.folder.path)
             self.folder.release()
