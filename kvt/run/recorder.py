@@ -112,7 +112,7 @@ class Recorder(Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the Trainer's settings to the checkpoint, and the metrics of a validation at this step, if there was one."""
+        """Add the Trainer's settings, and the metrics if there was a validation at this step, to the checkpoint."""
         now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
         validated = any(name.startswith("val/") for name in now)
         metrics = trainer.callback_metrics.items() if validated else ()
@@ -189,7 +189,7 @@ def thinned(rows: list[Row]) -> list[Row]:
 
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
-    """Return a dict from metric to (sum, count) of its running mean over the training steps since the last log."""
+    """Return a dict that maps a metric to the sum and count of its running mean since the last log of training."""
     means = {name: task.means[f"train/{name}"] for name in _trained(task)}
     return {name: mean.metric_state for name, mean in means.items() if mean.update_called}
 

@@ -1,4 +1,4 @@
-"""One run: builds data, task and Trainer from a configuration, and trains, validates, tests or predicts."""
+"""Builds data, task and Trainer of a run from a configuration, and trains, validates, tests or predicts."""
 
 import os
 import re
@@ -45,22 +45,22 @@ from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 
-# errors of gloo and NCCL when another process of the run has ended
+# error messages of gloo and NCCL after another process of the run has ended
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
-# errors of torch without a compiler, on a CPU and on a GPU
+# error messages of torch without a compiler, on a CPU and on a GPU
 NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A configuration with the data and the task that are built from it, before the data are read.
+    """A configuration, with data and task that are built from the configuration, before the data are read.
 
     Attributes:
         config: the configuration.
         data: the data.
         task: the task with its model.
-        source: the checkpoint that the configuration comes from, whose path is named in messages about its settings;
-            None if the configuration comes from elsewhere.
+        source: the checkpoint from which the configuration was read. Messages about settings name its path. None: the
+            configuration has another origin.
     """
 
     config: RunConfig
@@ -70,7 +70,7 @@ class Built:
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that training starts from, or that is measured; None if the configuration names none."""
+        """The checkpoint to measure, or to start training from; None if the configuration names no checkpoint."""
         path = self.config.ckpt_path
         return self.source or (None if path is None else Checkpoint(path))
 
@@ -86,9 +86,9 @@ class Result:
 
     Attributes:
         metrics: the first entries of result.json: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
-        history: a row for each logged step.
-        folder: the folder with config.yaml, result.json, history.csv and checkpoints; None under --fast_dev_run.
-        checkpoint: path of the best checkpoint by the task's `monitor`; None if no checkpoint was saved.
+        history: a row for each step with logged metrics.
+        folder: the folder with config.yaml, result.json, history.csv and checkpoints; None with --fast_dev_run.
+        checkpoint: path of the best checkpoint by the task's `monitor`; None if the run saved no checkpoint.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Result:
 
 
 def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
-    """Seed all random generators, and return data and task; raise UserError if they do not accept the settings."""
+    """Seed all random generators, and return data and task; raise UserError if data or task rejects a setting."""
     if not isinstance(config, RunConfig):
         raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     tune()
@@ -132,13 +132,13 @@ def train(
     test: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train, and test the best checkpoint.
+    """Train, test the best checkpoint, and return the result.
 
     Args:
         config: the run's configuration.
         folder: folder for the run's files; default: a new lightning_logs/<task>/<attn>/version_N.
-        resume: continue from the folder's last.ckpt, with the same result as if the run had not been stopped.
-        test: whether to test, if the data have a test split.
+        resume: whether to continue from last.ckpt in the folder; the result is the same as without the stop.
+        test: whether to test the best checkpoint if the data have a test split.
         callbacks: further Lightning callbacks.
 
     Raises:
@@ -157,10 +157,10 @@ def fit(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Result:
-    """Train a built run, with the arguments of `train`; `quiet` prints nothing and draws no attention maps and texts.
+    """Train a built run, with the arguments of `train`. With `quiet`, print nothing, and show no maps and texts.
 
-    A run that fails before its first step leaves its folder unchanged. A run that a signal stops prints how to resume,
-    and exits with code 128 + the signal's number.
+    A run that fails before its first step leaves its folder unchanged. If a signal stops a run, the run prints how to
+    resume it, and exits with code 128 + the number of the signal.
     """
     started = datetime.now(UTC)
     path, start = _place(run, folder, resume)
@@ -170,7 +170,7 @@ def fit(
     recorder, stop = Recorder(kept_settings(run.config.trainer), resume), EndRun()
     saving = _checkpoints(run, claim, recorder)
     shown = [] if quiet else [Shown(recorder)]
-    # EndRun comes first: its validation after training precedes the end of training, when averages replace weights
+    # EndRun comes first: it validates after training, before averages replace weights at the end of training
     trainer = make_trainer(run.config, [*callbacks, recorder, *shown, *saving], [claim, stop], logger=False)
     of_task = run.task.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
@@ -178,8 +178,8 @@ def fit(
     if not quiet:
         _advise_on_precision(trainer)
         _warn_of_average(trainer, goes_on)
-    # The user's mistakes are reported here, before anything is written and before other processes start. `claim`
-    # creates and locks the folder in trainer.fit, once all processes run, and unlocks it at the end in any case.
+    # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
+    # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
     _prepare(run, trainer, start, resume)
     if trainer.world_size > 1:
@@ -187,7 +187,7 @@ def fit(
         share_errors()
     threads = torch.get_num_threads()
     try:
-        # an absolute path, because the Trainer treats the paths "last", "best" and "hpc" as keywords
+        # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
         _require_trained(trainer, recorder, resume, goes_on)
         if stop.signal:
@@ -218,10 +218,11 @@ def validate(run: Built) -> None:
 
 
 def test(run: Built) -> Path | None:
-    """Measure the run's checkpoint on the test data, print the metrics, write them to a file, and return its path.
+    """Measure the run's checkpoint on the test data, print the metrics, write a file, and return the file's path.
 
-    The metrics of a finished run's best weights on its whole test split are added to its result.json. All other metrics
-    are written to a separate file in the run's folder. Returns None for a checkpoint outside a run's folder.
+    If the checkpoint has the best weights of a finished run, and the data are the complete test split of the run, kvt
+    adds the metrics to result.json. All other metrics get a separate file in the run's folder. For a checkpoint outside
+    a run's folder, the function writes no file and returns None.
     """
     checkpoint, trainer = _load(run, "test")
     scores = trainer.test(run.task, run.data)
@@ -236,9 +237,9 @@ def test(run: Built) -> Path | None:
 
 
 def predict(run: Built) -> Path | None:
-    """Write predictions of the run's checkpoint to a CSV and return its path.
+    """Write predictions of the run's checkpoint to a CSV, and return the path of the CSV.
 
-    The file is predictions.csv in the folder of a run or an export, else predictions-<stem>.csv beside the checkpoint.
+    The CSV is predictions.csv in the folder of a run or an export, else predictions-<stem>.csv beside the checkpoint.
     """
     place = Path(_measured(run, "predict").path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
@@ -246,7 +247,7 @@ def predict(run: Built) -> Path | None:
     dry = run.config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")
-    # one process, so that the file holds all predictions in order
+    # one process, so that the CSV has all predictions in order
     _, trainer = _load(run, "predict", devices=1, num_nodes=1, strategy="auto")
     batches: Any = trainer.predict(run.task, run.data)
     if not batches:
@@ -258,7 +259,7 @@ def predict(run: Built) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing; Lightning's own creates a generator at each of about 150 calls a step."""
+    """A profiler that does nothing. Lightning's profiler creates a generator in each of about 150 calls a step."""
 
     nothing = nullcontext()
 
@@ -271,14 +272,14 @@ def make_trainer(
 ) -> L.Trainer:
     """Return the Trainer of a configuration.
 
-    All settings are passed to the Trainer, because it reads missing ones from environment variables such as
-    PL_TRAINER_PRECISION.
+    kvt passes all settings to the Trainer, because the Trainer reads missing settings from environment variables such
+    as PL_TRAINER_PRECISION.
 
     Args:
         config: the configuration.
-        callbacks: callbacks after those of the configuration.
-        first: callbacks before those of the configuration.
-        changes: Trainer settings that replace those of the configuration.
+        callbacks: callbacks that come after the callbacks of the configuration.
+        first: callbacks that come before the callbacks of the configuration.
+        changes: Trainer settings that replace settings of the configuration.
     """
     usual = {name: one.default for name, one in signature(L.Trainer).parameters.items()}
     settings = {**usual, **TRAINER_DEFAULTS, **config.trainer, **changes}
@@ -292,7 +293,7 @@ def make_trainer(
         others = [callback for callback in asked if callback not in bars]
         if not bars and settings.get("enable_progress_bar") is not False:
             bars = [ProgressBar(refresh_rate=20)]
-        # progress bars come after `EndRun`, so that they show the metrics of its validation
+        # progress bars come after `EndRun`, so that bars show the metrics of its validation
         trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
@@ -303,7 +304,7 @@ def make_trainer(
             raise
         tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
         raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a user's plugin may set another one
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a user's plugin may set another IO
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     load_only_named_checkpoints(trainer)
     return trainer
@@ -332,7 +333,7 @@ def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:
 
 
 def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
-    """Return a run's folder, or the parent of its new folder, and the checkpoint that training starts from."""
+    """Return the path of a run's folder, or of the new folder's parent, and the checkpoint to start training from."""
     if folder is None:
         named = run.config.trainer.get("default_root_dir")
         root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
@@ -350,7 +351,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
 
 
 def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: bool) -> None:
-    """Report mistakes in settings, checkpoint and data before anything is written or another process starts."""
+    """Raise UserError for mistakes in settings, checkpoint and data, before files and processes are created."""
     task, data = run.task, run.data
     if start:
         require_same(start, data, task) if start.continues else require_same_spec(start, data)
@@ -359,9 +360,9 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
         require_same_content(start, data)
     elif start:
         start.load_weights(task)
-    # The Trainer converts a model to its precision only after it has copied the weights for averaging and loaded a
-    # checkpoint, so kvt converts earlier. Half precision is not converted here: its averages and checkpoints stay
-    # float32, which holds half-precision numbers exactly.
+    # The Trainer converts a model to the Trainer's precision only after it has copied the weights for averaging and
+    # loaded a checkpoint, so kvt converts earlier. kvt does not convert to half precision here: averages and
+    # checkpoints stay float32, which represents half-precision numbers exactly.
     if not isinstance(trainer.precision_plugin, HalfPrecision):
         trainer.precision_plugin.convert_module(task)
     if run.config.teacher is not None:
@@ -378,10 +379,10 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
 
 
 def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
-    """Let a run's task learn from the teacher of its configuration.
+    """Let a run's task learn from the teacher that the configuration names.
 
-    Raises UserError if the teacher has another task or other settings of the data. A run that continues with the
-    teacher in `known`, the record of a checkpoint, also needs a teacher of the same weights.
+    Raises UserError if the teacher has another task class than the run, or other data settings. `known` is the entry
+    of a checkpoint about its teacher. If the run continues with that teacher, the teacher must have the same weights.
     """
     config, task = run.config, run.task
     settings = {name: getattr(config, name) for name in TEACHER}
@@ -392,20 +393,20 @@ def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
     require_same(checkpoint, run.data, free=(*TO_TEACH, *run.data.spec), remedy="choose a teacher with the run's data")
     goes_on = resume or known.get("teacher") == config.teacher
     if goes_on and known.get("sha256", checkpoint.digest) != checkpoint.digest:
-        raise checkpoint.error("its weights are not those of the run's teacher: name the run's own teacher")
+        raise checkpoint.error("its weights are not those of the run's teacher: pass the run's first teacher")
     task.learn_from(teacher, config.teacher_temperature, config.teacher_weight)
     task.taught = {**settings, "sha256": checkpoint.digest}
     task.metric_notes["teacher"] = f"{config.teacher}: train/loss has the divergence from its logits, too"
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
-    """Return the validation metrics of the best checkpoint, and its test metrics if there is a test."""
+    """Return validation metrics of the best checkpoint; with `test` and a test split, also the test metrics."""
     metrics = dict(best.saved["metrics"]) if best else {}
     if not test or "test" not in run.data.splits:
         return metrics
     if best:
         best.load_weights(run.task)
-    loggers, trainer.loggers = trainer.loggers, []  # loggers get the scores later, from `save_results`
+    loggers, trainer.loggers = trainer.loggers, []  # no log here: `save_results` logs the scores
     scores = trainer.test(run.task, run.data, verbose=False)  # empty with --limit_test_batches 0
     trainer.loggers = loggers
     return metrics | (dict(scores[0]) if scores else {})
@@ -414,7 +415,7 @@ def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool
 def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool, goes_on: Checkpoint | None) -> None:
     if trainer.global_step == 0 or not (recorder.has_trained or resume):
         if goes_on and goes_on.step:
-            limits = "--max_epochs, --max_steps and --max_time include the run that it continues: raise them"
+            limits = "--max_epochs, --max_steps and --max_time include the checkpoint's training: raise them"
             raise UserError(f"nothing was trained: {limits}")
         limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
         raise UserError(f"nothing was trained: check {limits}")
@@ -429,7 +430,7 @@ def _save(
     metrics: dict[str, float],
     best: Checkpoint | None,
 ) -> Result:
-    """Write the result into the run's folder, if it has one, and return it."""
+    """Return the result, and write it into the run's folder, if the run has a folder."""
     run.task.metric_notes |= run.data.notes | _notes(trainer)
     summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None
@@ -444,14 +445,14 @@ def _measured(run: Built, command: str) -> Checkpoint:
 
 
 def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Read the data, load the weights of the run's checkpoint into its task, and return checkpoint and Trainer."""
+    """Read the data, load the weights of the run's checkpoint into the task, and return checkpoint and Trainer."""
     checkpoint = _measured(run, stage)
     if run.config.threads is not None:
         use_threads(run.config.threads)
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
-    # an imported model, or a checkpoint of an older version of kvt, has no fingerprint of its data
+    # imported models and checkpoints of older versions of kvt have no fingerprint of their data
     if run.data.measures_others and checkpoint.trained_on is None:
         saved = checkpoint.hparams["data"]
         named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
@@ -464,13 +465,13 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
         what = ": all of them are measured" if run.data.measures_others else ""
         note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
         print(printable(note), file=sys.stderr)
-    trainer.precision_plugin.convert_module(run.task)  # the Trainer would convert after the weights are loaded
+    trainer.precision_plugin.convert_module(run.task)  # before the weights are loaded; the Trainer would convert after
     checkpoint.load_weights(run.task)
     return checkpoint, trainer
 
 
 def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None) -> str | None:
-    """Return a message for an error whose cause is the machine, a setting or a checkpoint; None for other errors."""
+    """Return a message for an error that the machine, a setting or a checkpoint caused; None for other errors."""
     run = os.path.relpath(folder.path) if folder else ""
     limit = resource_limit_message(error, run)
     if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
@@ -489,7 +490,7 @@ def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None)
 
 
 def _exit_after(processes: Sequence[Popen[Any]]) -> None:
-    """Exit without a message if another process of the run ends with an error, which that process prints."""
+    """Exit without a message if another process of the run ends with an error, because that process prints it."""
     for process in processes:
         with suppress(TimeoutExpired):
             if (code := process.wait(timeout=5)) > 0:
@@ -497,7 +498,7 @@ def _exit_after(processes: Sequence[Popen[Any]]) -> None:
 
 
 def _notes(trainer: L.Trainer) -> dict[str, str]:
-    """Return notes on limits and early stopping that affect the result, by name of the setting."""
+    """Return a dict that maps settings that affect the result, such as limits and early stopping, to notes."""
     limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
     notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
     if batches := trainer.overfit_batches:  # type: ignore[attr-defined]
@@ -515,9 +516,9 @@ def _end_stopped(trainer: L.Trainer, code: Any, folder: RunFolder | None) -> NoR
 
 
 def compile_model(task: Task, device: torch.device) -> None:
-    """Apply torch.compile to a task's model in place, which keeps the names of parameters; a GPU uses CUDA graphs.
+    """Compile a task's model with torch.compile in place; the names of parameters stay the same. GPUs use CUDA graphs.
 
-    The model's stacks of blocks are compiled too, because some losses call them without the model's `forward`.
+    The stacks of blocks are compiled, too, because some losses call the stacks without `forward` of the model.
     """
     for module in (task.model, *stacks_of(task.model)):
         module.compile(mode="reduce-overhead" if device.type == "cuda" else "default")
