@@ -43,10 +43,7 @@ class RunFolder:
             raise UserError(f"{path}: {IN_USE}") from error
         except NotImplementedError:
             pass  # a file system without locks
-        for leftover in (
-            *path.glob("*.tmp"),
-            *self.checkpoints.glob("*.ckpt.*.tmp"),
-        ):  # temporary files of a killed process
+        for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # files of a killed process
             leftover.unlink(missing_ok=True)
 
     @classmethod

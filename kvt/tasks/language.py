@@ -300,9 +300,8 @@ class HumanNumbers(TextData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
-        numbers = (
-            spell(number) for number in range(1, 10_000) if number != 8000
-        )  # 8000 is missing in the published text
+        # the published text lacks 8000
+        numbers = (spell(number) for number in range(1, 10_000) if number != 8000)
         self.text = " . ".join(numbers).split()  # 63,095 words
         self.spec = {"vocab": build_vocab(self.text), "length": length}
 
@@ -396,9 +395,7 @@ class TextTokens(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        masked = (
-            {"objective": "masked"} if self.objective == "masked" else {}
-        )  # no key for causal, as in older versions
+        masked = {"objective": "masked"} if self.objective == "masked" else {}  # causal: as in older versions
         return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:

@@ -290,9 +290,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
         for end in enumerate(pair):
-            tie_break = (
-                0 if any(map(str.isalnum, end[1])) else 0.5
-            )  # with equal votes, a rule for punctuation comes first
+            tie_break = 0 if any(map(str.isalnum, end[1])) else 0.5  # of rules with equal votes, punctuation wins
             scores[end] = scores.get(end, tie_break) + vote
             pairs.setdefault(end, set()).add(pair)
     joined: tuple[list[str], list[str]] = ([], [])
