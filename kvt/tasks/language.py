@@ -89,9 +89,7 @@ class Windows(Batches):
         super().__init__(*rows, **settings)
         self.length, self.fill, self.filler = length, fill, filler
         starts, stops, _ = rows
-        self.whole = bool(
-            (starts + length < stops).all()
-        )  # True if every window has `length` + 1 tokens before its stop
+        self.whole = bool((starts + length < stops).all())  # True if all windows end before their stops
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         tokens, real = self._windows(rows)

@@ -136,9 +136,7 @@ class SentencePairs(TaskData):
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         if self.measures_others:
-            read_pairs(
-                *(self._file("train", language) for language in self.languages)
-            )  # raises UserError: no such file
+            read_pairs(*(self._file("train", language) for language in self.languages))  # raises UserError
         sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
@@ -374,9 +372,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "predict":
-            scores = text_scores(
-                [""], [""], self.hparams["spec"]["target"]
-            )  # reports a missing package before training
+            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises UserError before training
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def check_causality(self) -> None:
