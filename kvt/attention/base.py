@@ -1,4 +1,4 @@
-"""The base class of all attentions: project, score, softmax, weighted sum of values, output projection."""
+"""The base class of all attentions, which computes everything from the projections to the output."""
 
 import re
 from copy import copy
@@ -23,44 +23,45 @@ from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 ATTENTION: dict[str, type["Attention"]] = {}
-"""Attention classes by their short names, the values of `--attn`."""
+"""A dict that maps short names, the values of `--attn`, to attention classes."""
 
 
 class Attention(nn.Module):
     """Multi-head attention in which query, key and value may share projections.
 
-    Each head computes  softmax(gain · score(Q, K) + bias) V.  The heads' outputs are concatenated and projected
-    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the projections of query, key and value: "qkv"
-    is the usual attention; in "kkv" the keys also act as queries. A shared projection is one module, and is computed
-    once.
+    Each head computes  softmax(gain · score(Q, K) + bias) V.  The outputs of all heads are concatenated and projected
+    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers that compute query, key and value.
+    "qkv" is the usual attention. With "kkv", the key projection also computes the queries. A shared projection is a
+    single module, which is computed once per call.
 
-    A variant sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`, `logits`,
-    `attention_weights` or `merge`.
+    A subclass, called a variant, sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`,
+    `logits`, `attention_weights` or `merge`.
 
     Args:
-        dim: model width; `heads` must divide it.
+        dim: model width, a multiple of `heads`.
         heads: number of attention heads.
-        kv_heads: number of key and value heads; heads / kv_heads query heads share one of them (grouped-query
-            attention; 1 is multi-query attention). Default: `heads`. If keys act as queries, the heads of a group
-            have the same attention map.
-        score: compatibility function, a name in `kvt.attention.scores.SCORES`.
+        kv_heads: number of key heads, and also of value heads. A group of heads / kv_heads query heads uses one key
+            head and one value head (grouped-query attention; kv_heads=1 is multi-query attention). Default: `heads`.
+            If keys act as queries, all heads of a group have the same attention map.
+        score: name of the function that computes scores, a key of `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
-        rope: share of a head's channels that rotary position embeddings rotate (`Rotary`), in the queries and keys of
-            self-attention. The number of rotated channels must be even. 0 turns rotary positions off.
+        rope: fraction of the channels of each head that rotary position embeddings (`Rotary`) rotate, in the queries
+            and keys of self-attention. The number of rotated channels must be even. 0 disables the rotation.
         rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
-        attend_self: False excludes j = i from the softmax of self-attention (Kitaev et al. 2020, "Reformer"). A token
-            that may attend to no other token still attends to itself. Only for an attention that has logits.
+        attend_self: False excludes each token itself from the softmax of self-attention (Kitaev et al. 2020,
+            "Reformer"). A token that may attend to no other token still attends to itself. False requires an
+            attention that has logits.
     """
 
     projections: ClassVar[str] = "qkv"
-    label: ClassVar[str]  # name in reports
-    colour: ClassVar[str]  # in figures: from Okabe and Ito's palette for the colour-blind, then from Tol's
-    formula: ClassVar[str]  # the first line of the class's docstring up to a colon
+    label: ClassVar[str]  # name of the attention in reports
+    colour: ClassVar[str]  # colour in figures, from Okabe and Ito's palette for colour-blind readers or from Tol's
+    formula: ClassVar[str]  # first line of the docstring of the class, up to the first colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
-        """Add a subclass with a short name to `ATTENTION`, and read its formula from its docstring."""
+        """Add a subclass with a short name to `ATTENTION`, and read its formula from the docstring of the subclass."""
         super().__init_subclass__()
         if name:
             cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]
@@ -91,9 +92,9 @@ class Attention(nn.Module):
         if score not in SCORES:
             raise unknown("score", score, SCORES)
         if not (attend_self or self.has_logits):
-            raise UserError(f"attend_self=False: {type(self).__name__} has no logits, so that no token can be left out")
+            raise UserError(f"attend_self=False: {type(self).__name__} has no logits: leave attend_self at True")
         self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
-        self.widths = dict.fromkeys("qkv", self.head_dim)  # channels per head in the output of each projection
+        self.widths = dict.fromkeys("qkv", self.head_dim)  # for each projection: output channels per head
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
         self.projection = nn.ModuleDict(
@@ -116,23 +117,26 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Let every token of x attend to the context, or to x itself: (B, N, dim) → (B, N, dim).
+        """Let every token of x attend to the context, or to x if there is no context: (B, N, dim) → (B, N, dim).
 
         Args:
             x: tokens, (B, N, dim).
-            context: tokens to attend to in cross-attention, (B, M, dim); only for variants with a query projection.
-            mask: boolean, (B, heads, N, M), where any size may be 1; True where a query may attend to a key. The
-                output is zero for a query that may attend to no key.
+            context: tokens that x attends to in cross-attention, (B, M, dim). Only variants with a query projection
+                accept a context.
+            mask: boolean, (B, heads, N, M), where any size may be 1. An entry is True if the query may attend to the
+                key. The output is zero for a query that may attend to no key.
             causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the
                 M positions. If N > M, the first N − M tokens attend to no key, and their output is zero.
-            cache: keys and values of earlier tokens. The keys and values of x are appended, and M counts all of them.
-                With a context, the first call caches the context's keys and values, and later calls read them. After
-                `borrow_keys` a cache is required, and must already have the keys and values of x.
-            bias: numbers that are added to the logits, of a shape that `mask` may have. A query does not attend where
-                the bias is −inf. A variant that has no logits, or that overrides `attend`, ignores all other values.
-            key_value: inputs of the key and the value projection in place of x, (B, M, dim) each: the same tokens in
-                another form, such as with and without positions (Carion et al. 2020, "DETR"). If M differs from N, or
-                if there is a context, they are the tokens of another sequence.
+            cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
+                cached tokens including x. With a context, the first call caches the keys and values of the context,
+                and later calls read them. After `borrow_keys`, a cache is required that already has the keys and
+                values of x.
+            bias: numbers to add to the logits; the shapes allowed for `mask` are allowed for `bias`. If an entry is
+                −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
+                ignores finite entries.
+            key_value: input of the key projection and input of the value projection, (B, M, dim) each, in place of x.
+                These inputs are the tokens of x in another form, such as with and without positions (Carion et al.
+                2020, "DETR"). If M differs from N, or if there is a context, they are tokens of another sequence.
         """
         start, context = self._start(x, cache), other_sequence(x, context, key_value)
         q, k, v = self._heads(x, context, cache, key_value)
@@ -142,10 +146,10 @@ class Attention(nn.Module):
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim).
 
-        Roles that share a projection get the same tensor.
+        If roles share a projection, the same tensor is returned for each of these roles.
         """
         if context is not None and self.projections[0] != "q":
-            raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV for it")
+            raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
         source = x if context is None else context
         projected = {
             name: self.query(x) if name == "q" else self._project_heads(name, source)
@@ -159,19 +163,19 @@ class Attention(nn.Module):
         return self._project_heads("q", x)
 
     def borrow_keys(self) -> None:
-        """Remove the key and value projections: keys and values are then read from a cache that a lower layer fills.
+        """Remove the key and value projections, so that the layer uses the cached keys and values of a lower layer.
 
         Raises:
-            UserError: the variant has no query projection. Its attention map would equal the lower layer's.
+            UserError: the variant has no query projection, so its attention map would equal that of the lower layer.
         """
         if self.projections[0] != "q":
-            raise UserError(f"share_layers: {type(self).__name__} has no query of its own: use qkv, q-kv or mla")
+            raise UserError(f"share_layers: {type(self).__name__} has no query projection: use qkv, q-kv or mla")
         for name in {*self.projections[1:]}:
             del self.projection[name]
         self.borrows_keys = True
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply rotary positions to query and key; return both, and the value unchanged.
+        """Apply rotary position embeddings to query and key; return query, key and the unchanged value.
 
         The first token has position `start`.
         """
@@ -188,11 +192,11 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
     ) -> Tensor:
-        """Return the values weighted by the attention map, (B, heads, N, head_dim).
+        """Return the sums of the values weighted by the attention map, (B, heads, N, head_dim).
 
-        A fast kernel is used if the score is a dot product and the class overrides neither `logits` nor
-        `attention_weights`. Keys and values are (B, kv_heads, M, head_dim). Without a fast kernel, keys are repeated
-        for the heads of a group.
+        Keys and values are (B, kv_heads, M, head_dim). If the score is a dot product and the class overrides neither
+        `logits` nor `attention_weights`, `dot_product_attention` computes the result. Otherwise, keys are repeated for
+        the query heads of each group, and the attention map is computed.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -215,18 +219,18 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Change initial weights that depend on each other; models call this method after they have set all weights."""
+        """Change initial weights that depend on each other; a model calls this method after it has set all weights."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return gain and bias of the logits; None stands for a gain of 1 and a bias of 0.
+        """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
 
-        The gain is broadcastable to (B, heads, 1, 1), the bias to (B, heads, N, M). A bias that depends on the key
-        alone has shape (…, 1, M). The queries are at the last `num_queries` of the `num_keys` positions.
+        The gain is broadcastable to (B, heads, 1, 1), and the bias to (B, heads, N, M). A bias that depends only on the
+        key has shape (…, 1, M). The queries have the last `num_queries` of the `num_keys` positions.
         """
         return None, None
 
     def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
-        """Return an empty cache for at most `max_len` tokens, to pass to `forward`; `slides` as in `KVCache`."""
+        """Return an empty cache for at most `max_len` tokens, to pass to `forward`; `KVCache` documents `slides`."""
         return KVCache(max_len, slides)
 
     def weights(
@@ -240,7 +244,7 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return the attention maps of `forward` without dropout, (B, heads, N, M); the cache is not changed.
+        """Return the attention maps of `forward` without dropout, (B, heads, N, M), and do not change the cache.
 
         Raises:
             UserError: the variant overrides `attend` but not `attention_weights`.
@@ -260,18 +264,18 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return the logits of the maps of `weights`, before any mask or bias: (B, heads, N, M)."""
+        """Return the logits from which `weights` computes maps, without mask and without `bias`: (B, heads, N, M)."""
         q, k, _ = self._heads(x, other_sequence(x, context, key_value), copy(cache), key_value)
         return self.logits(q, repeat_groups(k, q.shape[1]))
 
     @property
     def has_map(self) -> bool:
-        """Whether the layer can return its maps: False if it overrides `attend` but not `attention_weights`."""
+        """Whether the layer can return attention maps: False if it overrides `attend` but not `attention_weights`."""
         return not self.has_logits or type(self).attend is Attention.attend
 
     @property
     def has_logits(self) -> bool:
-        """Whether the maps are a softmax of `logits`: False if the variant overrides `attention_weights`."""
+        """Whether attention maps are the softmax of `logits`: False if the variant overrides `attention_weights`."""
         return type(self).attention_weights is Attention.attention_weights
 
     def _heads(
@@ -281,7 +285,7 @@ class Attention(nn.Module):
         cache: KVCache | None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim), cached tokens first."""
+        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim), with cached tokens."""
         if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
             q, (k, v) = self.query(x), cache.read()
             if context is None:
@@ -309,7 +313,7 @@ class Attention(nn.Module):
         return q, k, v if value is key else self.project(value)[2]
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias into one mask, which is boolean unless there is a bias that `attend` can add."""
+        """Combine mask and bias into one mask, which is boolean unless it has a bias that `attend` can add."""
         require_mask(mask, q, k)
         if bias is None:
             return mask
@@ -344,7 +348,7 @@ class Attention(nn.Module):
         return projected.view(*projected.shape[:-1], -1, width).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the query of all heads. If a shared key acts as query, repeat it for the heads of its group."""
+        """Return the query, (B, heads, N, head_dim); repeat a key that acts as query for the heads of its group."""
         if self.projections[0] == "q":
             return q
         heads = k.shape[1] * (self.heads // self.kv_heads)

@@ -8,8 +8,8 @@ from kvt.system.errors import UserError
 class KVCache:
     """Keys and values of one attention layer, for at most `max_len` tokens.
 
-    A tensor that is both key and value is stored once. `length` counts all tokens appended so far, and is the position
-    of the next token. If `slides` is True, a full cache drops its oldest token for each new token.
+    A tensor that is both key and value is stored once. `length` is the number of tokens appended so far, and thus the
+    position of the next token. If `slides` is True, a full cache drops its oldest token for each new token.
     """
 
     def __init__(self, max_len: int, slides: bool = False) -> None:
@@ -23,10 +23,10 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens, (B, kv_heads, N, D); return all cached ones, (B, kv_heads, M, D) each.
+        """Append keys and values, (B, kv_heads, N, D); return all cached keys and values, (B, kv_heads, M, D).
 
-        A full cache slides by one token at a time. With several new tokens, the first would lack the old tokens that
-        the last pushes out.
+        A full cache accepts only one new token per call. If it accepted several, the last new token would push out old
+        tokens that the first new token attends to.
         """
         count = k.shape[2]
         stop = self.length + count
@@ -36,7 +36,8 @@ class KVCache:
         if not self.buffers:
             self.buffers = [t.new_empty(*t.shape[:2], self.max_len, t.shape[-1]) for t in new]
         if self.length >= self.max_len:
-            self.buffers = [buffer.roll(-1, 2) for buffer in self.buffers]  # not in place: a copy may share buffers
+            # not in place, because a copy of the cache may share the buffers
+            self.buffers = [buffer.roll(-1, 2) for buffer in self.buffers]
         place = min(stop, self.max_len) - count
         for buffer, tokens in zip(self.buffers, new, strict=True):
             buffer[:, :, place : place + count] = tokens
@@ -49,7 +50,7 @@ class KVCache:
         return past[0], past[-1]
 
     def select(self, rows: Tensor) -> None:
-        """Keep the examples of the batch that `rows` selects: indices, int64 (R,), or a boolean mask (B,)."""
+        """Keep the examples of the batch that `rows` selects by indices, int64 (R,), or by a boolean mask, (B,)."""
         for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])
@@ -57,7 +58,7 @@ class KVCache:
 
 
 class OnePass(KVCache):
-    """Keys and values of one forward pass, with gradients, for the layers above that share them."""
+    """Keys and values of one forward pass, with gradients, for higher layers that attend to these keys and values."""
 
     def __init__(self) -> None:
         super().__init__(max_len=0)

@@ -1,4 +1,4 @@
-"""Convert the weights of a trained attention to an attention that shares more, or fewer, projections."""
+"""Convert the weights of a trained attention to an attention in which more, or fewer, roles share projections."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from kvt.attention.kernels import allowed_pairs
 from kvt.system.errors import UserError
 
 FROM = ("qkv", "kv", "q-kv", "k")
-"""Names of the attentions to convert from. Their only weights are the query, key, value and output projections."""
+"""Names of the attentions to convert from. These have no weights except query, key, value and output projections."""
 TO = (*FROM, "kv+phase", "k+phase")
 """Names of the attentions to convert to."""
 HOW = ("keep_k", "keep_v", "mean", "least_squares")
@@ -23,21 +23,22 @@ ROLES = "qkv"
 def convert_layer(source: Attention, target: Attention, how: str) -> None:
     """Set each projection of `target` from the projections that have the same roles in `source`.
 
-    A projection with several roles is the mean of the source's projections of these roles. With "keep_k", it is the
-    key's projection if the key is among the roles; with "keep_v", the value's projection if the value is. If `target`
-    has fewer key and value heads, each of them is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The
-    conversion is exact if all averaged projections are equal, for instance if `target` only separates projections that
-    `source` shares.
+    A projection of `target` with several roles is set to the mean of the projections of `source` that have these roles.
+    With "keep_k", a projection that computes keys is set to the key projection of `source` instead. With "keep_v", a
+    projection that computes values is set to the value projection. If `target` has fewer key and value heads than
+    `source`, a head of `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact
+    if all averaged projections are equal, for instance if `target` has as many heads and a projection for each role.
 
     Raises:
-        UserError: `how` names a projection to keep that `target` does not share, and `target` shares other projections.
+        UserError: with "keep_k", the keys of `target` share no projection with another role, or with "keep_v" the
+            values share none, and source and target differ in the roles of their projections.
     """
     owner_of = dict(zip(ROLES, target.projections, strict=True))
     shared = {name: [role for role in ROLES if owner_of[role] == name] for name in ROLES}
     keep = how[-1] if how.startswith("keep_") else ""
     keeps = any(keep in roles and len(roles) > 1 for roles in shared.values())
     if keep and not keeps and target.projections != source.projections:  # cross-attention keeps its projections
-        raise UserError(f"--how {how}: {type(target).__name__} does not share that projection: choose another")
+        raise UserError(f"--how {how}: {type(target).__name__} does not share that projection: choose another --how")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]
         owners = dict.fromkeys(source.projection[source.projections[ROLES.index(role)]] for role in roles)
@@ -48,7 +49,7 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
-    """Split a projection by heads, (heads, head_dim, …), and repeat a shared head for the heads of its group."""
+    """Return the weight split by heads, (heads, head_dim, …); a key or value head is repeated for its query heads."""
     rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
     return rows.repeat_interleave(layer.heads // len(rows), 0)
 
@@ -58,15 +59,15 @@ def fit_layers(
 ) -> None:
     """Fit the projections of `targets` to the outputs of `sources` by least squares.
 
-    The error counts the outputs of tokens that at least one query may attend to, which excludes padding. A layer's
-    error is its sum of squared differences divided by the sum of squares of the source's output. L-BFGS starts from
-    the present weights of `targets`.
+    The fitted error is the sum over layers of ‖target output − source output‖² / ‖source output‖². It includes only
+    tokens that at least one query may attend to, which excludes padding. L-BFGS starts from the present weights of
+    `targets`.
 
     Args:
-        sources: one layer, or a group of layers in which all use the keys and values of the first.
-        targets: the layers to fit, as many as `sources` and with the same output projections.
-        calls: a list for each source layer, with the keyword arguments of its call for each batch: x, (B, N, dim),
-            mask and causal.
+        sources: one layer, or a group of layers that all attend to the keys and values of the first layer.
+        targets: the layers to fit, as many as `sources`, with the same output projections as `sources`.
+        calls: for each source layer, a list with the keyword arguments of one call per batch: x, (B, N, dim), mask and
+            causal.
     """
     batches = [*zip(*calls, strict=True)]
     counted = [[_attended(**call) for call in batch] for batch in batches]

@@ -18,10 +18,10 @@ PAIRS = ((0, 1), (0, 2), (1, 2))  # torch.compile of torch 2.11 cannot trace ite
 
 
 class _NotAWeight:
-    """A stand-in for torch's weights that keeps nn.TransformerEncoder from its fast path.
+    """A stand-in for torch's weights that prevents the fast path of nn.TransformerEncoder.
 
-    The fast path would convert padded input to a nested tensor, and compute torch's attention. The encoder does not
-    use the fast path if a weight has a `__torch_function__`.
+    The fast path would convert padded input to a nested tensor, and compute torch's attention instead of kvt's. The
+    encoder does not use the fast path if a weight has a `__torch_function__`.
     """
 
     weight = bias = None
@@ -45,18 +45,18 @@ class MultiheadAttention(nn.Module):
     torch.Size([1, 3, 8])
 
     Args:
-        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.
-        add_bias_kv, add_zero_attn, kdim, vdim: not supported: only torch's defaults are accepted.
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.nn.MultiheadAttention.
+        add_bias_kv, add_zero_attn, kdim, vdim: only torch's default values are supported.
         attn: a name in `ATTENTION`, or the import path of an attention class.
-        max_len: length of the longest sequence, for variants with positions.
-        settings: further arguments of the variant, such as score="cosine".
+        max_len: length of the longest sequence, for attentions with positions.
+        settings: further arguments of the attention class, such as score="cosine".
 
     Raises:
-        UserError: add_bias_kv, add_zero_attn, kdim or vdim is not torch's default.
+        UserError: add_bias_kv, add_zero_attn, kdim or vdim differs from torch's default value.
     """
 
     in_proj_weight = out_proj = _NotAWeight()
-    in_proj_bias, _qkv_same_embed_dim = None, False  # keep nn.TransformerEncoderLayer from its fused inference path
+    in_proj_bias, _qkv_same_embed_dim = None, False  # prevent the fused inference path of nn.TransformerEncoderLayer
     bias_k, bias_v, add_zero_attn = None, None, False
 
     def __init__(
@@ -93,7 +93,7 @@ class MultiheadAttention(nn.Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
-        """Initialise as torch's layer: projections from U(±√(6 / (inputs + 3 outputs))), biases 0."""
+        """Initialise projections from U(±√(6 / (inputs + 3 outputs))) and biases with 0, as torch's layer does."""
         if not isinstance(self.attention, Attention):
             return
         for layer in (*self.attention.projection.values(), self.attention.output):
@@ -108,14 +108,14 @@ class MultiheadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
-        """Return a layer with the weights of a trained torch layer; with "qkv" it computes the same outputs.
+        """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
-        Another attention takes only the projections that it has: "kv" takes the key and value projections, and drops
-        the query projection.
+        An attention with fewer projections takes only the weights of the projections that it has. For example, "kv"
+        takes the key and value projections, and drops the query projection.
 
         Raises:
-            UserError: the layer was made with kdim, vdim, add_bias_kv or add_zero_attn, or the attention has fewer key
-                and value heads than heads.
+            UserError: the torch layer was made with kdim, vdim, add_bias_kv or add_zero_attn, or the attention `attn`
+                has fewer key and value heads than query heads.
         """
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise UserError("from_torch does not support a layer with kdim, vdim, add_bias_kv or add_zero_attn")
@@ -133,13 +133,13 @@ class MultiheadAttention(nn.Module):
         return made.train(layer.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Return an equal torch.nn.MultiheadAttention.
+        """Return a torch.nn.MultiheadAttention that computes the same self-attention.
 
-        Outputs are equal in self-attention; with "qkv" they are equal for all inputs.
+        With "qkv", the outputs of the two layers are also equal in cross-attention.
 
         Raises:
-            UserError: the attention does more than share projections, has fewer key and value heads than heads, or
-                uses a setting that torch's layer does not have.
+            UserError: the attention does more than share projections, has fewer key and value heads than query heads,
+                or uses a setting that torch's layer does not have.
         """
         layer = self.attention
         if not isinstance(layer, Attention) or any(
@@ -171,20 +171,21 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, of the shape of `query`, and the attention weights, (B, N, M) or (B, heads, N, M).
 
-        The attention weights are without dropout. If two roles share a projection, as query and key do in "kv", their
-        inputs must be equal. This is not checked under torch.compile, torch.export and vmap. If query and key are
-        equal, the call is self-attention, and `rope` and `attend_self=False` apply.
+        No dropout is applied to the returned weights. If two inputs share a projection, as query and key do in "kv",
+        these two inputs must be equal. Their equality is not checked under torch.compile, torch.export and vmap. If
+        query and key are equal, the call is self-attention, in which `rope` and `attend_self=False` take effect.
 
-        Masks have torch's meaning: boolean, True where a query may NOT attend, or numbers that are added to the logits.
-        With `is_causal` and N = M, `attn_mask` is ignored and may be None. For a query that may attend to no key, the
-        output is zero, not NaN. Inputs without a batch dimension are (N, embed_dim).
+        Masks have the meaning that they have in torch. A boolean mask is True where a query may NOT attend. Other masks
+        are numbers that are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored and may be None.
+        For a query that may attend to no key, the output is zero, not NaN. Inputs may also have no batch dimension:
+        (N, embed_dim).
         """
         if query.is_nested:
             raise UserError("nested tensors are not supported: make the encoder with enable_nested_tensor=False")
         batch = 0 if self.batch_first or query.ndim == 2 else 1
         x, key, value = self._tokens(batch, query, key, value)
         (b, n, _), m = x.shape, key.shape[1]
-        causal = is_causal and n == m  # with n != m, `Attention` aligns the last query and key, torch the first
+        causal = is_causal and n == m  # if n != m, `Attention` aligns the last positions, torch the first
         if is_causal and not causal and attn_mask is None:
             raise UserError(f"is_causal with {n} queries and {m} keys: also pass an attn_mask")
         masks = []
@@ -218,9 +219,9 @@ class MultiheadAttention(nn.Module):
             fits = t.ndim == query.ndim and t.ndim in (2, 3) and t.shape[-1] == self.embed_dim
             if not fits or t.shape[batch : batch + len(like)] != like:
                 size = ("B, N" if self.batch_first else "N, B") + f", {self.embed_dim}"
-                raise UserError(f"{name} of shape {tuple(t.shape)}: expected ({size}), with one B for all inputs")
+                raise UserError(f"{name} of shape {tuple(t.shape)}: expected ({size}), with the same B for all inputs")
         if value.shape != key.shape:
-            raise UserError(f"value of shape {tuple(value.shape)}: expected that of the key, {tuple(key.shape)}")
+            raise UserError(f"value of shape {tuple(value.shape)}: expected the shape of the key, {tuple(key.shape)}")
         x, k, v = (t.unsqueeze(0) if t.ndim == 2 else t.transpose(0, batch) for t in inputs)
         k = x if key is query else k  # the same tensor object is projected once
         return [x, k, k if value is key else v]
@@ -234,13 +235,13 @@ class MultiheadAttention(nn.Module):
             for i, j in PAIRS:
                 if layer.projections[i] == layer.projections[j] and _equal(inputs[i], inputs[j]) is False:
                     both = f"{INPUTS[i]} and {INPUTS[j]}"
-                    shared = f"attn {self.attn!r} has one projection for {both}, which must be equal"
+                    shared = f"attn {self.attn!r} has one projection for {both}, so these inputs must be equal"
                     raise UserError(f"{shared}: use QKV, attn='qkv'")
             given: dict[str, Any] = {"key_value": (key, value)}
             needs_self = layer.rotary.channels or not layer.attend_self
             inherits = all(getattr(type(layer), name) is getattr(Attention, name) for name in ("project", "rotate"))
             if inherits and not needs_self:
-                return given  # no context needed: self-attention and cross-attention compute the same
+                return given  # no context needed: self-attention and cross-attention give equal results
             equal = _equal(x, key)
             if equal is None and needs_self:
                 raise UserError("rope and attend_self=False: in a compiled graph pass one tensor as query and key")
@@ -254,14 +255,14 @@ class MultiheadAttention(nn.Module):
 
 
 def _equal(first: Tensor, second: Tensor) -> bool | None:
-    """Return whether two inputs are equal; None if their values cannot be read, for instance under torch.compile."""
+    """Return whether two inputs are equal, or None if code cannot read values, for instance under torch.compile."""
     if first is second or first.shape != second.shape:
         return first is second
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     try:
         return torch.equal(first, second)
-    except RuntimeError:  # under vmap, or on the device meta
+    except RuntimeError:  # torch raises it under vmap, or for tensors on the device meta
         return None
 
 

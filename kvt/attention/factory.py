@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from kvt.attention import latent, shared_keys  # noqa: F401  (they register their classes)
+from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
 from kvt.attention.base import ATTENTION
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
@@ -14,7 +14,7 @@ from kvt.system.files import parse_settings
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Keyword arguments of an attention: plain values, so that the command line's parser instantiates no class."""
+"""Keyword arguments of an attention class. Values are plain, so that the command-line parser instantiates no class."""
 FIXED = {"heads", "max_len"}  # arguments that the model sets
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())
 """The formulas of all registered classes, for `--help`."""
@@ -23,7 +23,7 @@ FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items()
 def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
     """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
 
-    `Attention.forward` documents the call; only "qkv", "q-kv" and "mla" take a context.
+    `Attention.forward` documents the arguments of `layer`. Only "qkv", "q-kv" and "mla" accept a context.
 
     >>> import torch
     >>> layer = make_attention("kv+pos", dim=64, heads=4, max_len=128)
@@ -34,8 +34,8 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         dim: model width.
         heads: number of heads; must divide `dim`.
-        max_len: length of the longest sequence. Variants with positions, such as "kv+pos", need it; others ignore it.
-        settings: further arguments of the variant, such as kv_heads=1 or score="cosine".
+        max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
+        settings: further arguments of the attention class, such as kv_heads=1 or score="cosine".
     """
     return AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim)
 
@@ -45,9 +45,10 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: the user's settings. Every key must be an argument of the class, and every value of its type.
-        setting: the model's settings, such as heads, bias and max_len. Settings that are None, or that are not
-            arguments of the class, are left out.
+        attn_kwargs: arguments from the user. Every key must name an argument of the class, and every value must have
+            the type of the argument.
+        setting: arguments from the model, such as heads, bias and max_len. The factory ignores a setting that is None
+            or that is not an argument of the class.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -56,7 +57,7 @@ class AttentionFactory:
         takes = keyword_arguments(self.attention_class)
         for key in attn_kwargs or {}:
             if key in FIXED:
-                raise UserError(f"attn_kwargs: {key} is set by the model, leave it out here")
+                raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
         if attn_kwargs:
@@ -71,24 +72,24 @@ class AttentionFactory:
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
-        """Return a cross-attention layer of width `dim`, which is `QKV` for every `attn` (Borji 2023, §2)."""
+        """Return a cross-attention layer of width `dim`: a `QKV` layer, whatever `attn` is (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 
 
 def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of an attention, which are written as "mla" or "qkv,kv_heads=1"."""
+    """Split a value of --attn, such as "mla" or "qkv,kv_heads=1", into the name and the arguments of the attention."""
     name, *arguments = re.split(r",(?=\w+=)", words)
     return name, parse_settings(arguments, f"--attn {name}")
 
 
 def find_attention(attn: str) -> type[nn.Module]:
-    """Return the attention class of a registered name or import path; raise UserError if there is no such class."""
+    """Return the attention class with a registered name or import path; raise UserError if there is no such class."""
     if attn in ATTENTION:
         return ATTENTION[attn]
     return import_class(attn, "attn", nn.Module, [*ATTENTION, "my_package.my_module.MyAttention"])
 
 
 def keyword_arguments(cls: type) -> set[str]:
-    """Return the names of the keyword arguments of `cls(dim, **kwargs)`, with those of its base classes."""
+    """Return the names of the keyword arguments of `cls(dim, **kwargs)`, including arguments of base classes."""
     return argument_types(cls).keys() - {"dim"}

@@ -15,9 +15,9 @@ from kvt.attention.kernels import dot_product_attention, leave_out, repeat_group
 from kvt.system.errors import UserError
 
 FORMULA = ("project", "query", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
-"""Methods that an attention may not override: transformers' models have the projections, and kvt only assigns roles."""
+"""Methods that an attention for transformers may not override, because the model computes projections and output."""
 UNKNOWN = ("softcap", "position_bias", "s_aux")
-"""Arguments by which some models of transformers change the formula; they raise UserError."""
+"""Arguments by which some models of transformers change the formula of attention. kvt raises UserError for them."""
 
 
 def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
@@ -26,18 +26,18 @@ def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
         name = register_with_transformers("kv")
         model = AutoModelForCausalLM.from_pretrained("gpt2", attn_implementation=name)
 
-    The model keeps its projections and its caches. The attention only chooses which projections act as query, key and
-    value: "kv" computes softmax(α K Kᵀ) V, "q-kv" softmax(α Q Kᵀ) K, and "k" softmax(α K Kᵀ) K. An unused projection
-    gets no gradient. With rotary positions, a key that acts as value is rotated.
+    The model keeps its projections and caches. The attention only chooses which projections act as query, key and
+    value: "kv" computes softmax(α K Kᵀ) V, "q-kv" computes softmax(α Q Kᵀ) K, and "k" computes softmax(α K Kᵀ) K. An
+    unused projection gets no gradient. If the model has rotary positions, a key that acts as value is rotated.
 
     Args:
         attn: a name in `ATTENTION`, or the import path of an attention class.
-        attend_self: as in `Attention`.
+        attend_self: False excludes each token itself from its softmax, as in `Attention`.
 
     Raises:
-        UserError: the attention does more than share projections, such as "kv+pos". The model's forward pass raises
-            UserError for a model with cross-attention, for a mask that is not boolean, and for a formula with more
-            terms, such as Gemma 2's soft cap.
+        UserError: the attention does more than share projections, such as "kv+pos". Later, the forward pass of the
+            model raises UserError if the model has cross-attention, if a mask is not boolean, or if the attention of
+            the model has more terms, such as the soft cap of Gemma 2.
     """
     cls = find_attention(attn)
     if not issubclass(cls, Attention) or any(getattr(cls, name) is not getattr(Attention, name) for name in FORMULA):
@@ -46,7 +46,7 @@ def register_with_transformers(attn: str, *, attend_self: bool = True) -> str:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
     except ImportError as error:
-        raise UserError('there is no transformers 5: pip install "kvt[decoding]"') from error
+        raise UserError('transformers 5 is not installed: pip install "kvt[decoding]"') from error
     name = f"kvt-{attn}" + "-without-self" * (not attend_self)
     AttentionInterface.register(name, _as_transformers_call(cls.projections, attend_self))
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -71,16 +71,16 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
         if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
             raise UserError(f"{type(module).__name__} belongs to a model with cross-attention, which is not supported")
         if attention_mask is not None and attention_mask.dtype != torch.bool:
-            raise UserError(f"an attention mask of {attention_mask.dtype}: pass a boolean one, True where to attend")
+            raise UserError(f"an attention mask of {attention_mask.dtype}: pass a boolean mask, True where to attend")
         (heads, n, d), m = query.shape[1:], key.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and attention_mask is None and 1 < n < m:  # a prompt in a static cache, which is empty after it
+        if causal and attention_mask is None and 1 < n < m:  # the static cache is empty after the n prompt tokens
             key, value, m = key[:, :, :n], value[:, :, :n], n
         given = {"q": query, "k": key, "v": value}
         q, k, v = (given[role] for role in roles)
         mask, with_self = attention_mask, attend_self
         if mask is None or n == m:
-            q = q[:, :, -n:]  # if keys act as queries: the last n keys belong to the queries' tokens
+            q = q[:, :, -n:]  # if keys act as queries, the last n keys belong to the tokens that attend
         else:
             own = _last_allowed(mask)
             q = q if roles[0] == "q" else _at(q, own)
@@ -96,9 +96,9 @@ def _as_transformers_call(roles: str, attend_self: bool) -> Callable[..., tuple[
 
 
 def _last_allowed(mask: Tensor) -> Tensor:
-    """Return the position of each query's own key, the last key that the mask allows: (B, 1, N, M) → int64 (B, 1, N).
+    """Return the last key position that the mask allows for each query: (B, 1, N, M) → int64 (B, 1, N).
 
-    In a static cache the last positions are still empty, so the own key comes before them.
+    This is the position of the query's own token. In a static cache, empty positions follow this token.
     """
     return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1)
 
@@ -110,14 +110,14 @@ def _at(keys: Tensor, places: Tensor) -> Tensor:
 
 
 class _Made(type):
-    """Metaclass of the classes that `timm_attention` returns; such a class is pickled as the arguments of that call."""
+    """Metaclass of the classes that `timm_attention` returns; such a class is pickled as the arguments of the call."""
 
 
 class TimmAttention(nn.Module, metaclass=_Made):
     """Base of the attention classes that timm's `Block` and `VisionTransformer` accept as `attn_layer`.
 
-    `timm_attention("kv")` returns such a class. A mask is boolean, True where a token may attend, or is added to the
-    logits.
+    `timm_attention("kv")` returns a subclass. A boolean mask is True where a token may attend; the numbers of any other
+    mask are added to the logits.
     """
 
     attn: str
@@ -140,7 +140,7 @@ class TimmAttention(nn.Module, metaclass=_Made):
     ) -> None:
         super().__init__()
         if qk_norm or scale_norm:
-            raise UserError("qk_norm and scale_norm are not supported: leave them out, or take score='cosine'")
+            raise UserError("qk_norm and scale_norm are not supported: remove these arguments, or pass score='cosine'")
         biases = {"bias": qkv_bias, "output_bias": proj_bias}
         make = AttentionFactory(
             self.attn, self.settings, heads=num_heads, dropout=attn_drop, max_len=self.max_len, **biases
@@ -150,7 +150,7 @@ class TimmAttention(nn.Module, metaclass=_Made):
 
     @property
     def proj(self) -> nn.Module:
-        """The output projection under timm's name, by which some models scale its initial weight."""
+        """The output projection. Some models of timm read `proj` to scale the initial weight."""
         return self.attention.get_submodule("output")
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -168,8 +168,8 @@ def timm_attention(attn: str = "kv", *, max_len: int | None = None, **settings: 
 
     Args:
         attn: a name in `ATTENTION`, or the import path of an attention class.
-        max_len: number of tokens (patches and class tokens), for variants with positions.
-        settings: further arguments of the variant, such as attend_self=False.
+        max_len: number of tokens (patches and class tokens), for attentions with positions.
+        settings: further arguments of the attention class, such as attend_self=False.
     """
     made: Any = _Made("TimmAttention", (TimmAttention,), {"attn": attn, "max_len": max_len, "settings": settings})
     return made

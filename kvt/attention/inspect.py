@@ -1,4 +1,4 @@
-"""The attention maps of a model, and numbers that describe a map."""
+"""Record the attention maps of a model, and compute numbers that describe an attention map."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +14,13 @@ class AttentionMap(NamedTuple):
     """The attention map of one layer in one forward pass."""
 
     layer: str  # name of the layer in the model
-    weights: Tensor  # the map, (B, heads, N, M)
-    scores: Tensor | None  # the logits before any mask, (B, heads, N, M); None for cross-attention or without logits
+    weights: Tensor  # the attention map, (B, heads, N, M)
+    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or if a layer has none
 
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
-    """Context manager: collect one `AttentionMap` per `Attention` layer and forward pass, in a list.
+    """Context manager: collect one `AttentionMap` for each forward pass of each `Attention` layer, in a list.
 
     >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:
@@ -50,18 +50,18 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
 
 def asymmetry(scores: Tensor) -> Tensor:
-    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm: (…, N, N) → (…).
+    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, for matrices A: (…, N, N) → (…).
 
-    The result is 0 for a symmetric matrix and for zeros, and 2, the maximum, for a skew-symmetric matrix.
+    The result is 0 if A is symmetric or zero. It is 2, the maximum, if A is skew-symmetric.
     """
     norm = torch.linalg.matrix_norm(scores)
     return torch.linalg.matrix_norm(scores - scores.mT) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 
 def row_entropy(weights: Tensor) -> Tensor:
-    """Return the mean over rows of −Σ_j A_ij ln A_ij, in nats: (…, N, M) → (…).
+    """Return the mean over rows i of the entropy −Σ_j A_ij ln A_ij, in nats, for maps A: (…, N, M) → (…).
 
-    The entropy is 0 if every query attends to a single key, and ln M if it attends to all keys equally.
+    The result is 0 if every query attends to a single key, and ln M if every query attends to all keys equally.
     """
     return torch.special.entr(weights).sum(-1).mean(-1)
 
@@ -69,8 +69,8 @@ def row_entropy(weights: Tensor) -> Tensor:
 def eigenvalues(weights: Tensor) -> Tensor:
     """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    One eigenvalue is 1, and none has a greater absolute value. A head with symmetric scores has real eigenvalues; see
-    docs/symmetry.md.
+    One eigenvalue is 1, and no eigenvalue has a greater absolute value. If the scores of a head are symmetric, its map
+    has real eigenvalues; see docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 
@@ -78,7 +78,8 @@ def eigenvalues(weights: Tensor) -> Tensor:
 def looked_at(scores: Tensor) -> Tensor:
     """Return the column of the largest off-diagonal entry of each row: (…, N, N) → int64 (…, N).
 
-    For an attention map or its logits, this is the other token that a token attends to most. N must be at least 2.
+    If `scores` is an attention map or its logits, column j in row i means that token i attends most to token j, apart
+    from itself. N must be at least 2.
     """
     diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     return scores.masked_fill(diagonal, float("-inf")).argmax(-1)
@@ -87,7 +88,8 @@ def looked_at(scores: Tensor) -> Tensor:
 def cycle_lengths(successor: Tensor) -> list[int]:
     """Return the lengths of the cycles of the map i → successor[i], in ascending order; `successor` is int64 (N).
 
-    Following the map from any index ends in a cycle. All indices lie on cycles only if the map is a permutation.
+    Repeated application of the map, from any index, ends in a cycle. Every index lies on a cycle if and only if the
+    map is a permutation.
 
     >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
     [2, 3]
@@ -99,19 +101,19 @@ def cycle_lengths(successor: Tensor) -> list[int]:
         while place not in seen:
             seen[place] = len(seen)
             place = int(successor[place])
-        if seen[place] >= start:  # this walk closed a cycle; else it reached an earlier walk
+        if seen[place] >= start:  # this walk has found a new cycle, and not met an earlier walk
             lengths.append(len(seen) - seen[place])
     return sorted(lengths)
 
 
 @torch.no_grad()
 def symmetric_share(layer: Attention) -> Tensor:
-    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head's M = W_Q W_Kᵀ, where s_ij = x_iᵀ M x_j: shape (heads).
+    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head, (heads), where M = W_Q W_Kᵀ defines the scores s_ij = x_iᵀ M x_j.
 
-    The result is 1 for symmetric M, as in `KV`, 0 for skew-symmetric M, and about ½ for independent random weights.
-    `KVPhase` has M = W_K R(φ) W_Kᵀ. Biases, positions and the weights of a "bilinear" score are left out. The result is
-    NaN if queries or keys are not linear in the token, for instance behind a norm, or if another layer computes the
-    keys.
+    The result is 1 if M is symmetric, as in `KV`; 0 if M is skew-symmetric; and about ½ if W_Q and W_K are independent
+    random weights. `KVPhase` has M = W_K R(φ) W_Kᵀ. M omits biases, positions and the weights of a "bilinear" score.
+    The result is NaN if queries or keys are not a linear function of the token, for instance because of a norm, or if
+    another layer computes the keys.
     """
     weight = next(layer.projection.parameters())
     none = torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)

@@ -1,7 +1,7 @@
 """Fast implementations of dropout, masked softmax and softmax(gain · scale · Q Kᵀ + bias) V.
 
-Masks are boolean, True where a query may attend to a key. With grouped heads, key and value head i serves the query
-heads i · group to (i + 1) · group − 1, where group = heads / kv_heads.
+Boolean masks are True where a query may attend to a key. If kv_heads < heads, the query heads i · group to
+(i + 1) · group − 1 use key head i and value head i, where group = heads / kv_heads.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from kvt.system import hardware
 from kvt.system.errors import UserError
 
 SMALL_MAP = {False: 96, True: 256}
-"""For each value of `fast_products`: the largest number of keys for which a CPU's fused kernel is slower."""
+"""The largest number of tokens for which the fused kernel of a CPU is slower, for each value of `fast_products`."""
 ONE_QUERY = 4096
-"""The largest number of entries in all maps for which a CPU's fused kernel is faster, if there is a single query."""
+"""The largest number of entries in all maps for which a CPU's fused kernel is faster, in calls with one query."""
 
 
 _explicit = False
@@ -27,10 +27,10 @@ _explicit = False
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager that computes whole attention maps instead of calling fused kernels, for counting operations.
+    """Context manager that computes attention maps explicitly, without fused kernels, for counting operations.
 
-    The fused kernels compute more products than the formula has, for example for padded channels. Attention with a bias
-    of shape (N, M) still calls a fused kernel.
+    Fused kernels compute more products than the formula of attention has, for example with padded channels. Attention
+    with a bias of shape (N, M) still calls a fused kernel.
     """
     global _explicit
     before, _explicit = _explicit, True
@@ -41,11 +41,11 @@ def explicit_maps() -> Iterator[None]:
 
 
 class Dropout(nn.Dropout):
-    """Dropout: x · mask / (1 − p) in training, where a mask entry is 0 with probability p and 1 otherwise.
+    """Dropout that returns x · mask / (1 − p) in training, where a mask entry is 0 with probability p, otherwise 1.
 
-    In evaluation the output is x. On a CPU, one random number of 64 bits gives four mask entries: each entry compares
-    16 random bits with p · 2¹⁶. This is three times as fast as torch's dropout. On a CPU, p is therefore rounded to a
-    multiple of 2⁻¹⁶ below 1, both in the mask and in the factor 1 / (1 − p).
+    In evaluation, the output is x. On a CPU, each random number of 64 bits gives four mask entries: an entry is 0 or 1
+    by comparison of 16 random bits with p · 2¹⁶. The comparison is three times as fast as torch's dropout. It requires
+    that p is rounded to a multiple of 2⁻¹⁶ below 1, both in the mask and in the factor 1 / (1 − p).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def repeat_groups(t: Tensor, heads: int) -> Tensor:
-    """Repeat each key or value head for the query heads of its group: (B, kv_heads, M, D) → (B, heads, M, D)."""
+    """Repeat each key head, or value head, for the query heads of its group: (B, kv_heads, M, D) → (B, heads, M, D)."""
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Multiply (B, heads, N, D) by (B, kv_heads, D, M), without copying shared heads: → (B, heads, N, M)."""
+    """Multiply (B, heads, N, D) by (B, kv_heads, D, M) without copies of shared heads; return (B, heads, N, M)."""
     heads, kv_heads = x.shape[1], y.shape[1]
     if heads == kv_heads:
         return x @ y
@@ -94,7 +94,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask into a boolean mask and the finite numbers to add to the logits (None if the mask is boolean)."""
+    """Split a mask into a boolean mask and finite numbers to add to the logits; None replaces the numbers if absent."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -106,22 +106,22 @@ def allowed_pairs(
 ) -> Tensor | None:
     """Return a boolean mask of the allowed pairs, broadcastable to (B, heads, N, M); None if all pairs are allowed.
 
-    The queries are at the last `num_queries` of the `num_keys` positions.
+    The queries have the last `num_queries` of the `num_keys` positions.
     """
-    if not causal or num_queries == 1:  # a single query is the last token, which may attend to all keys
+    if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
     return past if mask is None else past & mask
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return a boolean mask, (N, M), of the pairs of a query and its own token; the queries are the last positions."""
+    """Return a boolean mask, (N, M), of each query with its own token; the queries have the last N of M positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 
 
 def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor:
-    """Return `allowed_pairs` without the pairs of a query and its own token, by the rule of `leave_out`."""
+    """Return `allowed_pairs` without pairs of a query and its own token; `leave_out` documents the exception."""
     own = own_pairs(num_queries, num_keys, device)
     allowed = allowed_pairs(num_queries, num_keys, mask, causal, device)
     return leave_out(own, torch.ones_like(own) if allowed is None else allowed)
@@ -130,7 +130,7 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
     """Return the allowed pairs, (…, N, M), without the pairs of a query and its own token.
 
-    A query that may attend to no other token keeps its own.
+    A query that may attend to no other token still attends to its own token.
     """
     others = allowed & ~own
     return others | (allowed & ~others.any(-1, keepdim=True))  # ONNX Runtime has no `where` of booleans
@@ -139,7 +139,7 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Return the attention map of logits (B, heads, N, M); a row is zero if the query may attend to no key.
 
-    A mask that is not boolean is added to the logits.
+    The numbers of a mask that is not boolean are added to the logits.
     """
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
@@ -148,7 +148,7 @@ def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         return logits.softmax(-1)
     # a finite number: with −inf, the value and the gradient of a row without allowed keys would be NaN
     weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
-    # with a causal mask alone every row has an allowed key, unless there are more queries than keys
+    # with only a causal mask, every row has an allowed key unless there are more queries than keys
     leaves_none = mask is not None or logits.shape[-2] > logits.shape[-1]
     return weights.masked_fill(~allowed, 0.0) if leaves_none else weights
 
@@ -166,22 +166,22 @@ def dot_product_attention(
     bias: Tensor | None,
     p: float,
 ) -> Tensor:
-    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest available kernel.
+    """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest implementation.
 
     Args:
         q: queries, (B, heads, N, D).
         k, v: keys and values, (B, kv_heads, M, D).
         mask: boolean, or numbers that are added to the logits.
-        causal: whether a query attends only to its own and earlier tokens.
-        attend_self: False leaves out a query's own token, as in `without_self`.
-        gain: broadcastable to (B, heads, 1, 1).
-        bias: broadcastable to (B, heads, N, M); (…, 1, M) is a bias that depends on the key alone.
+        causal: whether a query attends only to its own token and to earlier tokens.
+        attend_self: False excludes the own token of each query, as in `without_self`.
+        gain: factor of the scores, broadcastable to (B, heads, 1, 1).
+        bias: added to the logits, broadcastable to (B, heads, N, M). Shape (…, 1, M) means one number for each key.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
     if added is not None:
         bias = added if bias is None else bias + added
-    # an exported graph must also accept a single token, for which `_earlier_tokens` has a different graph
+    # an exported graph must accept sequences of one token, for which `_earlier_tokens` has a different graph
     if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
     if not attend_self:
@@ -189,19 +189,19 @@ def dot_product_attention(
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # sizes are tensors in torch.jit.trace
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # `product` reads shared keys once for all heads of a group; exported graphs cannot choose by length
+    # `product` reads shared keys once for all heads of a group; an exported graph cannot branch on the length
     if _explicit or torch.compiler.is_exporting():
         small = _explicit
-    elif num_queries == 1 and on_cpu:  # with gradients, the explicit map has second derivatives
+    elif num_queries == 1 and on_cpu:  # the explicit map, used if gradients are enabled, has second derivatives
         small = torch.is_grad_enabled() or q.shape[0] * q.shape[1] * num_keys > ONE_QUERY
         if bias is not None and not small:
-            pair_bias, bias = True, bias.expand(*q.shape[:2], 1, num_keys)  # with three dimensions it is not fused
+            pair_bias, bias = True, bias.expand(*q.shape[:2], 1, num_keys)  # a bias with three dimensions is not fused
     else:
         small = (num_queries == 1 and grouped) or max(num_queries, num_keys) <= limit
     if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):
-        # some fused kernels of GPUs support no groups; a key bias that differs by head needs separate keys per head
+        # some fused kernels of GPUs do not support groups; a key bias that differs by head needs keys for each head
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     fused = partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale, enable_gqa=grouped)
     if gain is not None:
@@ -212,7 +212,7 @@ def dot_product_attention(
     if bias is None:
         return fused(q, k, v, allowed, is_causal=kernel_causal)
     bias = bias.to(q.dtype)
-    if pair_bias:  # passed as the kernel's additive mask
+    if pair_bias:  # the fused kernel accepts the bias as its additive mask
         bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
         return fused(q, k, v, bias)
     # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
@@ -227,8 +227,8 @@ def dot_product_attention(
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
     """Return causal attention in which every token but the first attends only to earlier tokens.
 
-    The first token attends to itself. The others are computed as causal attention to all keys but the last, so that no
-    mask is needed when causal attention needs none.
+    The first token attends to itself. For the other tokens, the function computes causal attention to all keys but the
+    last. This computation needs a mask only where ordinary causal attention needs a mask.
     """
     first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
     own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])
@@ -242,14 +242,14 @@ def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: 
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); one `baddbmm` adds the bias unless heads are grouped."""
-    if q.shape[-2] > 1:  # heads are strided views of a projection: copied here once, not in every product
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); `baddbmm` adds the bias unless heads are in groups."""
+    if q.shape[-2] > 1:  # q and k are strided views: one copy here avoids a copy in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
     batch, heads = q.shape[:2]
     if bias is None:
         return product(q, k.mT)
-    if k.shape[1] < heads:  # the rows of one product belong to several heads, with different biases
+    if k.shape[1] < heads:  # rows of one product belong to several heads, whose biases differ
         return product(q, k.mT) + bias.to(q.dtype)
     if bias.shape[:-2].numel() > 1:
         bias = bias.expand(batch, heads, 1, -1)

@@ -1,4 +1,4 @@
-"""A two-dimensional positional encoding of the attention map, computed without a tensor of the map's size."""
+"""Attention with a two-dimensional positional encoding of its map, for example a fixed sinusoid."""
 
 from itertools import chain
 from typing import Any
@@ -13,10 +13,10 @@ from kvt.system.errors import UserError, require_positive, unknown
 
 
 class SinusoidalMap(nn.Module):
-    """A fixed 2-D sinusoidal encoding P of the attention map; only its column part is computed.
+    """A fixed 2-D sinusoidal encoding P of the attention map, of which `forward` computes only the column part.
 
-    Every channel of P depends on the row alone or on the column alone. Terms that are constant along a row cancel in
-    the softmax. Therefore c_j = w_col · p_col(j) can replace w · P_ij, and costs as little as one bias per key.
+    Every channel of P depends either only on the row or only on the column. A term that is constant along a row cancels
+    in the softmax. Therefore w · P_ij can be replaced by c_j = w_col · p_col(j), which is one number for each key.
     """
 
     def __init__(self, max_len: int, channels: int) -> None:
@@ -27,25 +27,25 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the bias c_j of every key position, (maps, 1, M), for weights w, (maps, channels)."""
+        """Return the bias c_j for each key position j, (maps, 1, M), given weights w, (maps, channels)."""
         columns = self.get_buffer("columns")[:num_keys].T.to(weight.dtype)
         return (weight[:, self.row_channels :] @ columns).unsqueeze(1)
 
     def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the row part of w · P_ij, which `forward` omits, for the last N of M rows: (maps, N, 1)."""
+        """Return the row part of w · P_ij, which `forward` omits, for the last N of the M rows: (maps, N, 1)."""
         rows: Tensor = self.get_buffer("rows")[num_keys - num_queries : num_keys]
         return (weight[:, : self.row_channels] @ rows.T.to(weight.dtype)).unsqueeze(-1)
 
 
 class LearnedMap(nn.Module):
-    """A learned table P, (max_len, max_len, channels)."""
+    """A learned encoding P of the attention map, with weights (max_len, max_len, channels)."""
 
     def __init__(self, max_len: int, channels: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(max_len, max_len, channels).normal_(std=0.02))
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return w · P_ij of the last N of M rows, (maps, N, M), for weights w, (maps, channels)."""
+        """Return w · P_ij for the last N of the M rows, (maps, N, M), given weights w, (maps, channels)."""
         return (self.table[num_keys - num_queries : num_keys, :num_keys] @ weight.T).permute(2, 0, 1)
 
 
@@ -53,20 +53,20 @@ MAPS: dict[str, type[SinusoidalMap | LearnedMap]] = {"sinusoid": SinusoidalMap, 
 
 
 class MapPosition(Attention):
-    """Attention that adds a positional encoding P with m channels to every score, and projects to one number.
+    """Attention that adds m channels of positional encoding P to each score, and projects the sum to one logit.
 
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    The second line is a learned gain Σw and a bias. With the fixed sinusoid, the bias depends on the key alone (see
-    `SinusoidalMap`).
+    The second line shows that the logit is the score times a learned gain Σw, plus a bias. With the fixed sinusoid, the
+    bias depends only on the key (see `SinusoidalMap`).
 
     Args:
         max_len: length of the longest sequence.
-        pos_dim: m, the number of channels; at least 3 with "sinusoid".
-        pos: "sinusoid", the paper's fixed encoding, or "learned", a table of max_len² · m weights.
-        per_head: whether each head has its own linear map, as in the paper's character model. By default all heads
-            share one linear map.
+        pos_dim: m, the number of channels of P; at least 3 with "sinusoid".
+        pos: "sinusoid" for the fixed encoding of the paper, or "learned" for a table of max_len² · m weights.
+        per_head: whether each head has a linear map of its own, as in the character model of the paper. By default, all
+            heads share one linear map.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class MapPosition(Attention):
         return super().project(x)
 
     def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
-        """Return the logits of the formula, (B, heads, N, M), including terms that cancel in the softmax."""
+        """Return the logits of the formula above, (B, heads, N, M), including terms that cancel in the softmax."""
         scores = super().scores(x, context, **given)
         if isinstance(self.positions, SinusoidalMap):
             scores = scores + self.positions.cancelled(self._linear_map()[0], *scores.shape[-2:])
         return scores
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Return the gain Σw, (maps, 1, 1), and the bias w · P + b.
+        """Return the gain Σw, (maps, 1, 1), and the bias w · P + b; `maps` is 1 or the number of heads.
 
-        The bias is (maps, N, M) for a learned table. For the sinusoid it omits the row part, which cancels in the
-        softmax: (maps, 1, M).
+        With a learned table, the bias has shape (maps, N, M). With the sinusoid, the bias omits the row part, which
+        cancels in the softmax, and has shape (maps, 1, M).
         """
         if num_keys > self.max_len:
             raise UserError(f"a sequence of {num_keys} tokens is longer than max_len={self.max_len}")

@@ -1,4 +1,4 @@
-"""Read and set the weights of layers that tools such as adapters, quantisation or pruning may have changed."""
+"""Read and set the weights of layers, also of layers changed by tools for adapters, quantisation or pruning."""
 
 from collections.abc import Callable
 from typing import TypeGuard
@@ -11,17 +11,17 @@ from kvt.system.errors import UserError
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling the module runs hooks, or a `forward` that was set on the instance."""
+    """Return whether a call of the module runs hooks, or a `forward` that is an attribute of the instance."""
     before = module._forward_pre_hooks or module._backward_pre_hooks
     after = module._forward_hooks or module._backward_hooks
     return bool(before or after) or "forward" in module.__dict__
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether calling the layer computes x Wᵀ + b with its own weight and bias, and nothing else.
+    """Return whether a call of the layer computes x Wᵀ + b from the layer's weight and bias, and nothing else.
 
-    The result is False for an adapter, a quantised layer, and a layer with hooks, which pruning, sharding and
-    attribution add. Such a layer must be called: code that reads its weights would bypass the tool.
+    The result is False for an adapter, for a quantised layer, and for a layer with hooks, which tools for pruning,
+    sharding and attribution add. Code must call such a layer: reading the weight instead would bypass the tool.
     """
     tensors = layer._parameters.values()
     return (
@@ -34,7 +34,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
 def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the matrix W, (outputs, width), and the bias b of a layer that computes x Wᵀ + b.
 
-    If the layer is not plain, W and b are read from its outputs for the unit vectors and for zero.
+    If the layer is not plain (see `is_plain`), the function calls it with the unit vectors and zero to find W and b.
     """
     if is_plain(layer):
         return layer.weight, layer.bias
@@ -45,10 +45,10 @@ def affine_map(layer: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tens
 
 
 def fill_weight(layer: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
-    """Set the weight of a layer, if need be through its parametrisation; `fill` fills a tensor in place.
+    """Set the weight of a layer, if necessary through a parametrisation; `fill` sets the values of a tensor in place.
 
     Raises:
-        UserError: a hook computes the weight from other tensors, so that a new value would be lost.
+        UserError: a hook computes the weight from other tensors, and would overwrite a new value.
     """
     weight = layer.weight
     assert isinstance(weight, Tensor)

@@ -1,4 +1,4 @@
-"""Attention in which keys that act as queries are rotated by an angle."""
+"""The base class of attentions in which keys that act as queries are rotated by an angle."""
 
 from collections.abc import Callable
 from math import isfinite, pi
@@ -18,12 +18,12 @@ class Phase(Attention):
     s_ij = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j
 
     R rotates each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term is
-    symmetric, as in `KV`. The second term is skew-symmetric, s_ij = −s_ji. φ = 0 is `KV`. With a fixed angle, the
-    number of parameters and the cache are as in `KV`. See docs/symmetry.md.
+    symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. With φ = 0 the scores
+    equal those of `KV`. With a fixed angle, parameters and cache have the same size as in `KV`. See docs/symmetry.md.
 
     Args:
-        phase: φ in radians; or a list of angles, which is repeated over the heads; or "learned", a trained angle for
-            each head and pair of channels, with initial value π/4.
+        phase: the angle φ in radians; or a list of angles, which is repeated until each head has an angle; or "learned"
+            for a trained angle for each head and pair of channels, with initial value π/4.
     """
 
     def __init__(self, dim: int, heads: int, *, phase: float | str | list[float] = pi / 4, **kwargs: Any) -> None:
@@ -31,19 +31,19 @@ class Phase(Attention):
         learned = phase == "learned"
         angles = phase if isinstance(phase, list) else [pi / 4 if learned else phase]
         if any(isinstance(angle, str) or not isfinite(angle) for angle in angles):
-            raise UserError(f"phase={phase}: expected an angle in radians, a list of them, or learned")
+            raise UserError(f"phase={phase}: expected an angle in radians, a list of angles, or learned")
         if not angles or heads % len(angles):
             raise UserError(f"phase={phase}: the number of angles, {len(angles)}, must divide heads={heads}")
         if self.head_dim % 2:
             raise UserError(f"heads={heads} gives {self.head_dim} channels per head: a phase needs an even number")
-        times = 1 if len(angles) == 1 and not learned else heads // len(angles)  # one angle: for all heads
+        times = 1 if len(angles) == 1 and not learned else heads // len(angles)  # a single fixed angle serves all heads
         self.fixed = None if learned else angles * times
         one_each = torch.tensor(angles, dtype=torch.get_default_dtype()).view(-1, 1, 1)
         of_pairs = one_each.repeat(times, 1, self.head_dim // 2)
         self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert the module as torch does; fixed angles are computed in float64 and then converted."""
+        """Convert the module as torch does, and recompute fixed angles from their float64 values."""
         super()._apply(fn, recurse)
         if self.fixed:
             exact = torch.tensor(self.fixed, dtype=torch.float64, device="cpu").view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Fixed positional encodings of a sequence and of an attention map."""
+"""Fixed sinusoidal encodings of the positions in a sequence, and of the cells of an attention map."""
 
 import math
 
@@ -21,17 +21,16 @@ def sinusoid(length: int, dim: int) -> Tensor:
 
 
 def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Return the row part, (length, r), and the column part, (length, c), of a 2-D sinusoidal encoding.
+    """Return a 2-D sinusoidal encoding of an attention map as two tensors: rows, (length, r), and columns, (length, c).
 
-    Cell (i, j) of the encoding has r channels, rows[i], followed by c channels, columns[j], with r + c = channels. The
-    columns are rows[:, :c]. No channel depends on both i and j (`PositionalEncoding2D` of the package
-    positional-encodings).
+    The encoding of cell (i, j) is rows[i] followed by columns[j], with r + c = channels. No channel depends on both i
+    and j, as in `PositionalEncoding2D` of the package positional-encodings. `columns` equals rows[:, :c].
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]
     """
     row_channels = 2 * math.ceil(channels / 4)
-    if channels <= row_channels:  # without columns, the encoding would cancel in the softmax
+    if channels <= row_channels:  # an encoding of rows alone would cancel in the softmax
         raise UserError(f"pos_dim={channels} must be at least 3: fewer channels encode only the rows of the map")
     rows = sinusoid(length, row_channels)
     return rows, rows[:, : channels - row_channels]

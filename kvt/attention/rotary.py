@@ -12,19 +12,19 @@ class Rotary:
     """Rotary position embedding of queries and keys (Su et al. 2021, "RoFormer", §3.2.2).
 
     At position p, R_p rotates pair i of the first r channels, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), by the
-    angle θ = p · base^(−2i/r). The other channels are unchanged. R_p keeps norms, and (R_p q)·(R_s k) = q·(R_(s−p) k)
-    depends only on the difference of the positions.
+    angle θ = p · base^(−2i/r). The other channels are unchanged. R_p does not change norms. The product
+    (R_p q)·(R_s k) = q·(R_(s−p) k) depends on the positions p and s only through s − p.
 
     Args:
-        share: r / head_dim, from 0 to 1; r must be even.
-        head_dim: channels of a head.
-        base: base of the angles' frequencies; the slowest pair has a wavelength of about 2π · base tokens.
+        share: fraction of the channels to rotate, r / head_dim, from 0 to 1; r must be even.
+        head_dim: number of channels of a head.
+        base: base of the rotation frequencies; the slowest pair has a wavelength of about 2π · base tokens.
     """
 
     def __init__(self, share: float, head_dim: int, base: float) -> None:
         require_positive(rope_base=base)
         if not 0 <= share <= 1:
-            raise UserError(f"rope={share} must be from 0 to 1: it is the share of a head's channels to rotate")
+            raise UserError(f"rope={share} must be from 0 to 1: rope is the fraction of a head's channels to rotate")
         channels = share * head_dim
         self.channels, self.base = 2 * round(channels / 2), base
         if abs(self.channels - channels) > 1e-3:  # a share such as 0.3333 is rounded
@@ -34,17 +34,17 @@ class Rotary:
             raise UserError(f"{count}, but channels are rotated in pairs: choose rope={choice}")
 
     def __call__(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x, (…, N, head_dim), whose N tokens have the positions `start`, `start` + 1, …."""
+        """Rotate x, (…, N, head_dim); the N tokens of x have the positions `start` to `start` + N − 1."""
         return self._turn(x, start, 1)
 
     def back(self, x: Tensor, start: int) -> Tensor:
-        """Apply the inverse rotation of `__call__` with the same arguments."""
+        """Undo the rotation that `__call__` applies with the same `start`."""
         return self._turn(x, start, -1)
 
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:
         if not self.channels:
             return x
-        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse for large angles
+        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision cannot represent large angles exactly
         position = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)
         pair = torch.arange(0, self.channels, 2, device=x.device, dtype=dtype)
         angle = sign * position[:, None] * self.base ** (-pair / self.channels)  # (N, r / 2)
@@ -52,7 +52,7 @@ class Rotary:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate pairs of the first channels of x, (…, D), by `angle` in radians, (…, number of pairs)."""
+    """Rotate the first P pairs of channels of x, (…, D), by `angle` in radians, (…, P)."""
     channels = 2 * angle.shape[-1]
     a, b = x[..., :channels].unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angle.cos(), angle.sin()
@@ -61,7 +61,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def whole_pairs(share: float, dim: int, heads: int) -> float:
-    """Round a share of a head's channels up to a whole number of pairs of channels.
+    """Return `share`, a fraction of a head's channels, rounded up to a whole number of pairs of channels.
 
     >>> whole_pairs(1 / 8, dim=64, heads=1), whole_pairs(1 / 8, dim=64, heads=16)
     (0.125, 0.5)

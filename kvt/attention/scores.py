@@ -1,4 +1,4 @@
-"""Compatibility functions, which compute a score for each pair of a query and a key."""
+"""Functions that compute a score for each pair of a query and a key."""
 
 import torch
 import torch.nn.functional as F
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class DotScore(nn.Module):
-    """s_ij = scale · f(q_i) · g(k_j): a dot product of features. This class has the identity as f and g, and scale 1.
+    """s_ij = scale · f(q_i) · g(k_j): a dot product of features. In this class, f(x) = g(x) = x, and scale is 1.
 
-    Fast kernels can compute attention with such a score. Shapes: q (B, H, N, D), k (B, H, M, D) → (B, H, N, M). The
-    method `features` also accepts keys shared by groups of heads, (B, kv_heads, M, D).
+    Attention with such a score can be computed by fast kernels. `forward` maps queries (B, H, N, D) and keys
+    (B, H, M, D) to scores (B, H, N, M). `features` also accepts keys of groups of heads, (B, kv_heads, M, D).
     """
 
     scale = 1.0
@@ -27,7 +27,7 @@ class DotScore(nn.Module):
 
 
 class ScaledDot(DotScore):
-    """s_ij = q_i · k_j / √D, where D is the dimension of a head (Vaswani et al. 2017, eq. 1)."""
+    """s_ij = q_i · k_j / √D, where D is the number of channels of a head (Vaswani et al. 2017, eq. 1)."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
@@ -35,7 +35,7 @@ class ScaledDot(DotScore):
 
 
 class ModelScaledDot(DotScore):
-    """s_ij = q_i · k_j / √(H·D): scaled by the model width, as in the paper's vision and character code."""
+    """s_ij = q_i · k_j / √(H·D): scaled by the model width H·D, as in the paper's code for images and text."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
@@ -50,14 +50,14 @@ class Cosine(DotScore):
 
 
 class Bilinear(DotScore):
-    """s_ij = q_i · W k_j, where each head has a learned W, (D, D) ("general", Luong et al. 2015, §3.1)."""
+    """s_ij = q_i · W k_j, where each head has a learned matrix W, (D, D) (score "general", Luong et al. 2015, §3.1)."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
         self.weight = nn.Parameter(xavier(heads, head_dim, head_dim))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if k.shape[1] < q.shape[1]:  # W is applied to q, so that keys stay shared: q · W k = Wᵀ q · k
+        if k.shape[1] < q.shape[1]:  # q · W k = Wᵀ q · k: heads can share keys if W is applied to q
             return q @ self.weight, k
         return q, k @ self.weight.mT
 
@@ -65,7 +65,7 @@ class Bilinear(DotScore):
 class Additive(nn.Module):
     """s_ij = a · tanh(U q_i + W k_j); each head learns a, (D), U and W, (D, D) (Bahdanau et al. 2015, A.1.2).
 
-    It is not a dot product, and its memory grows as N · M · D.
+    The score is not a dot product of features. `forward` needs memory in proportion to N · M · D.
     """
 
     def __init__(self, heads: int, head_dim: int) -> None:

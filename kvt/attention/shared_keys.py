@@ -1,4 +1,4 @@
-"""Shared key and value projections as in Gemma 4 and DeepSeek-V4, tested against the code in transformers."""
+"""Attentions with a shared key and value projection as in Gemma 4 and DeepSeek-V4; tests compare transformers' code."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ EPS = 1e-6  # epsilon of the RMS norms of both models
 class HeadNorm(nn.RMSNorm):
     """RMS norm over the channels of a head.
 
-    Its weight is converted to the type of x, so that the fused kernel runs under autocast.
+    The weight is converted to the dtype of x, so that the fused kernel of torch runs under autocast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,11 +24,11 @@ class HeadNorm(nn.RMSNorm):
 
 
 class NormedSharedKV(QSharedKV):
-    """`QSharedKV` with RMS norms over the channels of a head and rotary positions; self-attention only.
+    """`QSharedKV` with RMS norms over the channels of a head and rotary position embeddings, for self-attention only.
 
     Args:
-        rope: share of a head's channels to rotate. Default: the share in Gemma 4 or DeepSeek-V4, rounded up to whole
-            pairs of channels.
+        rope: fraction of a head's channels to rotate. Default: the fraction in Gemma 4 or DeepSeek-V4, rounded up to a
+            whole number of pairs of channels.
     """
 
     share: ClassVar[float]
@@ -56,14 +56,14 @@ class NormedSharedKV(QSharedKV):
 class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)", colour="#332288"):
     """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: key and value share a projection, as in the global layers of Gemma 4.
 
-    k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. A
-    quarter of the channels is rotated. Key and value differ after the norms, and both are cached. Sharing therefore
-    saves weights, but no cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4 has α = 1,
-    which is score="dot" here, and fewer key and value heads than heads.)
+    k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
+    queries and keys, a quarter of the channels is rotated. Because of the norms, key and value differ, and both are
+    cached. Sharing the projection therefore saves weights, but no cache. (Hugging Face transformers, models/gemma4,
+    `attention_k_eq_v`. Gemma 4 has α = 1, which is score="dot" in kvt, and fewer key and value heads than query heads.)
 
     Args:
-        rope_base: base of the rotation frequencies. Gemma 4's angles are 1,000,000^(−2i/D) for a head of D channels.
-            Counted over a quarter of the channels, this is the base 1,000,000^(1/4), the default.
+        rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of
+            D channels. Since r = D/4 channels are rotated, this equals base^(−2i/r) with the default 1,000,000^(1/4).
     """
 
     share = 1 / 4
@@ -78,13 +78,13 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 
 
 class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (DeepSeek)", colour="#DDCC77"):
-    """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is key and value, as in DeepSeek-V4.
+    """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is both key and value, as in DeepSeek-V4.
 
-    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels is rotated, also in the value. The
-    output of query i is rotated back by R_iᵀ, so that it depends on the distance j − i through R_(j−i) k̂_j. All heads
-    share one key, which is cached once. (Hugging Face transformers, models/deepseek_v4, where 64 of 512 channels
-    are rotated. Not implemented: the low-rank query and output, attention sinks, and the compressed tokens beyond a
-    window of 128.)
+    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels of q̂ and of k̂ is rotated.
+    R_iᵀ rotates the output of query i back, so that the output depends on the distance j − i through R_(j−i) k̂_j. All
+    heads share one key, which is cached once. (Hugging Face transformers, models/deepseek_v4, which rotates 64 of 512
+    channels. kvt does not implement the low-rank query and output, attention sinks, and the compressed tokens beyond a
+    window of 128 tokens.)
     """
 
     share = 1 / 8

@@ -1,4 +1,4 @@
-"""The attention variants. In their formulas, α is the scale of the score: 1/√head_dim by default."""
+"""The attention variants. In the formulas of this module, α is the scale of the score, by default 1/√head_dim."""
 
 from typing import Any
 
@@ -39,13 +39,13 @@ class QKV(Attention, name="qkv", label="QKV", colour="#0072B2"):
 
 
 class KV(Attention, name="kv", label="KV", colour="#D55E00"):
-    """softmax(α K Kᵀ) V: keys also act as queries, so the scores are symmetric (Borji 2023, eq. 2)."""
+    """softmax(α K Kᵀ) V: keys also act as queries, so that scores are symmetric (Borji 2023, eq. 2)."""
 
     projections = "kkv"
 
 
 class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
-    """softmax(g α K Kᵀ + c) V: `KV` made asymmetric by a positional encoding of its map (Borji 2023, §2)."""
+    """softmax(g α K Kᵀ + c) V: `KV` with a positional encoding that makes scores asymmetric (Borji 2023, §2)."""
 
 
 class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
@@ -53,7 +53,7 @@ class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
 
 
 class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):
-    """softmax(g α Q Kᵀ + c) V: `QKV` with the positional encoding of `KVPos`."""
+    """softmax(g α Q Kᵀ + c) V: `QKV` with the positional encoding of the attention map of `KVPos`."""
 
 
 class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
@@ -102,7 +102,7 @@ class Identity(Attention, name="identity", label="Identity", colour="#777777"):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
     ) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
-        weights = v.new_ones(*q.shape[:2], n)  # the diagonal of the map
+        weights = v.new_ones(*q.shape[:2], n)  # the weights of each token for itself
         if mask is not None:
             weights = weights * mask.expand(*mask.shape[:-2], n, m).diagonal(m - n, -2, -1)
         p = self.dropout if self.training else 0.0

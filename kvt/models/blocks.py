@@ -13,7 +13,7 @@ from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system.errors import UserError, choose, require_positive
 
-MakeAttention = Callable[[int], nn.Module]  # makes a layer of a given width, as `kvt.attention.AttentionFactory` does
+MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a given width, such as an `AttentionFactory`
 
 
 class FeedForward(nn.Sequential):
@@ -24,18 +24,18 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """A layer f with layer norm, dropout and a residual connection; keyword arguments are passed to f."""
+    """A layer f with layer norm, dropout and a residual connection; f gets the keyword arguments of `forward`."""
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.norm, self.layer, self.dropout = nn.LayerNorm(dim), layer, Dropout(dropout)
 
     def change(self, x: Tensor, **kwargs: Any) -> Tensor:
-        """Return Drop(f(x)); raise UserError if f(x) and x differ in shape, since their sum would broadcast."""
+        """Return Drop(f(x)); raise UserError if f(x) and x differ in shape, because x + f(x) might broadcast."""
         change = self.layer(x, **kwargs)
         if getattr(change, "shape", None) != x.shape:
             name, found = type(self.layer).__name__, tuple(getattr(change, "shape", ())) or type(change).__name__
-            raise UserError(f"{name}.forward must return a tensor like its input, {tuple(x.shape)}, not {found}")
+            raise UserError(f"{name}.forward must return a tensor of the input's shape, {tuple(x.shape)}, not {found}")
         return self.dropout(change)
 
 
@@ -66,19 +66,19 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-# With float alone, the parser would turn 4 into 4.0. The names of recorded runs contain 4.
+# If the type were only float, the parser would turn 4 into 4.0. The names of recorded runs contain 4.
 Expansion = int | float
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Settings of the layer norms and feed-forward networks in a model's blocks, with the names of the flags.
+    """Settings of the layer norms and feed-forward networks of a model. Each setting has the name of its flag.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
-        activation: activation of the feed-forward networks, a key of `ACTIVATIONS`.
-        expansion: hidden width of the feed-forward networks in multiples of the model width, rounded to a whole number
-            of channels. 0 leaves these networks out.
+        activation: activation function of the feed-forward networks, a key of `ACTIVATIONS`.
+        expansion: hidden width of the feed-forward networks divided by the model width. The hidden width is rounded to
+            an integer. 0 means that the blocks have no feed-forward networks.
     """
 
     norm: str = "pre"
@@ -92,11 +92,11 @@ class BlockStyle:
             raise UserError(f"expansion={self.expansion} must be 0 or more")
 
     def residual(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> Residual:
-        """Return a layer with its residual connection."""
+        """Return a layer with layer norm, dropout and a residual connection."""
         return NORMS[self.norm](dim, layer, dropout)
 
     def feed_forward(self, dim: int, dropout: float = 0.0, hidden_dropout: float = 0.0) -> nn.Module:
-        """Return a feed-forward network with its residual connection, or the identity if `expansion` is 0."""
+        """Return a feed-forward network with a residual connection, or the identity if `expansion` is 0."""
         if not self.expansion:
             return nn.Identity()
         hidden = max(1, round(self.expansion * dim))
@@ -108,23 +108,24 @@ STYLE = BlockStyle()
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and a feed-forward network, both with a residual connection."""
+    """Self-attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) for the output of one `token` only.
+        """Apply the block: (B, N, dim) → (B, N, dim), or → (B, dim) if only the output of one `token` is needed.
 
-        `attend` are keyword arguments of the attention, such as mask, causal and cache.
+        `token` is the position of this token. `attend` are keyword arguments of the attention, such as mask, causal and
+        cache.
         """
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
 
 class Stack(nn.ModuleList):
-    """`depth` blocks, each made by `make_block`."""
+    """A list of `depth` blocks, each of which is the result of a call of `make_block`."""
 
     def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
         require_positive(depth=depth)
@@ -137,15 +138,15 @@ def stacks_of(model: nn.Module) -> list[Stack]:
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock`s. With causal attention, it is the decoder of a language model.
+    """A stack of `EncoderBlock`s. With causal attention, the stack is the decoder of a language model.
 
     `share_layers` is the number of consecutive layers in a group that shares keys and values. The first layer of a
-    group computes keys and values. The other layers compute only queries, and attend to the keys and values of the
-    first layer (Brandon et al. 2024, "Cross-Layer Attention"). A group has one cache.
+    group computes keys and values. The other layers of the group compute only queries, and attend to the keys and
+    values of the first layer (Brandon et al. 2024, "Cross-Layer Attention"). Each group has one cache.
 
     Attributes:
-        recomputes: whether training uses activation checkpointing: it stores only the input of each group of layers,
-            and recomputes the other activations in the backward pass.
+        recomputes: whether training uses activation checkpointing. The forward pass then stores only the input of each
+            group of layers, and the backward pass recomputes all other activations.
     """
 
     recomputes = False
@@ -166,8 +167,8 @@ class Encoder(Stack):
     ) -> Tensor:
         """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache for each group of layers.
 
-        With `token`, return only the output of this token, (B, dim). The last feed-forward network is then computed for
-        this token alone.
+        If `token` is given, return only the output at this position, (B, dim). The last feed-forward network is then
+        computed only for this position.
         """
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
@@ -183,7 +184,7 @@ class Encoder(Stack):
 
 
 def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-    """Apply the blocks of a group; the second and later blocks read the keys and values of the first."""
+    """Apply the blocks of a group; the second and later blocks attend to the keys and values of the first block."""
     if len(group) > 1 and "cache" not in attend:
         attend["cache"] = OnePass()
     for block in group[:-1]:
@@ -193,7 +194,7 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, cross-attention to a memory and a feed-forward network, all with a residual connection."""
+    """Causal self-attention, cross-attention to a memory and a feed-forward network, each in a residual branch."""
 
     def __init__(self, attention: nn.Module, cross_attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -207,11 +208,11 @@ class DecoderBlock(nn.Module):
         Args:
             x: target tokens, (B, N, dim).
             memory: encoded source tokens, (B, M, dim).
-            memory_mask: boolean, (B, 1, 1, M), True where a source token may be attended to.
-            caches: the cache of self-attention and the cache of cross-attention.
+            memory_mask: boolean, (B, 1, 1, M), True where target tokens may attend to the source token.
+            caches: a pair of the cache of self-attention and the cache of cross-attention.
         """
         cache, memory_cache = caches or (None, None)
-        # no padding mask: padding follows the sentence, and causal attention does not attend to later positions
+        # no padding mask is needed: padding follows the sentence, and causal attention ignores later positions
         x = self.attention(x, causal=True, cache=cache)
         x = self.cross_attention(x, context=memory, mask=memory_mask, cache=memory_cache)
         return self.feed_forward(x)

@@ -15,14 +15,15 @@ from kvt.system.errors import require_probability
 class CausalLM(nn.Module):
     """A language model of pre-norm blocks with causal attention and a linear head (Borji 2023, §3.4).
 
-    x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))). The
-    output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. FF is dim → 4 dim → ReLU → dim unless `style`
-    changes it. The embedding determines the model width, the vocabulary size and the length of the longest sequence.
+    First, x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))).
+    The output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. The default `style` has the feed-forward
+    network FF: dim → 4 dim → ReLU → dim. The embedding determines the model width, the vocabulary size and the length
+    of the longest sequence.
 
     Args:
-        tied: whether W is the embedding's table of tokens.
-        causal: True: a token attends only to itself and to earlier tokens. False: it attends to all tokens, and the
-            logits at a position predict the masked token at that position (Devlin et al. 2019, "BERT", §3.1).
+        tied: whether the weight W of the head is the token embedding's weight.
+        causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
+            to all tokens; the logits at a position then predict the masked token there (Devlin et al. 2019, "BERT").
         share_layers: number of consecutive layers that share keys and values, as in `Encoder`.
     """
 
@@ -61,29 +62,29 @@ class CausalLM(nn.Module):
         return self.head(self.states(tokens))
 
     def states(self, tokens: Tensor) -> Tensor:
-        """Return the input of the head in `forward`: int64 (B, N) → (B, N, dim)."""
+        """Return the states from which the head computes logits: int64 (B, N) → (B, N, dim)."""
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token after the last one: int64 (B, N) → (B, vocab_size).
+        """Return the logits of the token that follows `tokens`: int64 (B, N) → (B, vocab_size).
 
-        `caches` hold the keys and values of earlier tokens. The keys and values of `tokens` are appended.
+        `caches` hold the keys and values of earlier tokens. The call appends the keys and values of `tokens`.
         """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return an empty cache for each layer that computes keys."""
+        """Return a list with an empty cache for each layer that computes keys."""
         layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
         makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may lack make_cache
         return [make(self.embedding.max_len, self.is_endless) for make in makers]
 
     @property
     def is_endless(self) -> bool:
-        """Whether cached generation can continue beyond `max_len` tokens with a sliding window of `max_len` tokens.
+        """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        True if the embedding has no table of positions, and no attention overrides `forward`, `gain_and_bias`, `logits`
-        or `attention_weights`, which may depend on absolute positions.
+        The value is True if the embedding has no table of positions, and no attention overrides a method that may use
+        absolute positions: `forward`, `gain_and_bias`, `logits` or `attention_weights`.
         """
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
         return not self.embedding.has_table and all(
@@ -94,10 +95,10 @@ class CausalLM(nn.Module):
 
 
 class Compressor(CausalLM):
-    """An autoencoder that reconstructs a sequence from the state of its last token.
+    """An autoencoder that reconstructs a sequence from the state at the last token of the sequence.
 
-    logits_i = head(FF(state + P_i)) with learned positions P and FF = dim → dim → GELU → dim (the compression task of
-    Poli et al. 2024, "MAD").
+    It computes logits_i = head(FF(state + P_i)) with learned positions P and FF = dim → dim → GELU → dim (the
+    compression task of Poli et al. 2024, "MAD").
     """
 
     def __init__(self, make_attention: MakeAttention, embedding: Embedding, *, length: int, **settings: Any) -> None:
@@ -107,7 +108,7 @@ class Compressor(CausalLM):
         self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
 
     def states(self, tokens: Tensor) -> Tensor:
-        """Return the input of the head at each position: int64 (B, N) → (B, N, dim)."""
+        """Return the states from which the head computes logits: int64 (B, N) → (B, N, dim)."""
         state = super().states(tokens)[:, -1:]
         places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return self.decoder(state + places)

@@ -15,13 +15,14 @@ from kvt.system.errors import UserError, require_positive, require_probability, 
 class Embedding(nn.Module):
     """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim).
 
-    The first token has position `start`. This class has P = 0 and leaves positions to the attention; subclasses define
-    a table P, (max_len, dim).
+    The first token has position `start`. In this class P = 0, so that positions can only enter in the attention.
+    Subclasses define a table P, (max_len, dim).
 
     Args:
         max_len: length of the longest sequence.
-        scaled: True: s = √dim, and E is initialised from N(0, 1/dim). False: s = 1 and N(0, 1). Both give embeddings of
-            the same size. With True, the initial logits of a head that shares E have unit size.
+        scaled: if True, s = √dim, and E is initialised from N(0, 1/dim). If False, s = 1, and E is initialised from
+            N(0, 1). The variance of s · E is 1 in either case. With True, the initial logits of a head with the weight
+            E have a variance near 1.
     """
 
     has_table: ClassVar[bool] = False
@@ -45,7 +46,7 @@ class Embedding(nn.Module):
         return self.dropout(x)
 
     def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Return the rows start … stop − 1 of P, (stop − start, dim)."""
+        """Return the rows `start` to `stop` − 1 of the table P, (stop − start, dim)."""
         raise NotImplementedError
 
 
@@ -84,12 +85,12 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments `given` for an attention, with rope=1 as default if the positions are rotary."""
+    """Return the keyword arguments `given` of an attention, plus the default rope=1 if `positions` is "rotary"."""
     return {**({"rope": 1.0} if positions == "rotary" else {}), **(given or {})}
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
-    """Return the embedding named `positions` in `POSITIONS`; `settings` are further arguments of `Embedding`."""
+    """Return the embedding named `positions` in `POSITIONS`; `settings` are its further arguments."""
     if positions not in POSITIONS:
         raise unknown("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

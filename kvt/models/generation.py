@@ -1,4 +1,4 @@
-"""Sampling from language models, and greedy and beam search with translation models. Models must be in eval mode."""
+"""Sample from language models, and translate with greedy or beam search. Models must be in evaluation mode."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,22 +23,23 @@ def sample(
 ) -> Iterator[Tensor]:
     """Continue prompts token by token; yield each new token, int64 (B, 1).
 
-    A token is drawn from softmax(logits / temperature) over the `top_k` most likely tokens. `top_p` further restricts
-    them to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus sampling).
+    Each token is drawn from softmax(logits / temperature) over the `top_k` most likely tokens. `top_p` restricts the
+    choice further, to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus
+    sampling).
 
-    A token depends on the last `max_len` tokens at most. While the text is no longer than `max_len`, keys and values
-    are cached, which does not change the result. After that the window slides by one token for each new token. This
-    changes the positions of all tokens, so that each new token costs a forward pass over the whole window. If
-    `CausalLM.is_endless`, the caches slide instead: in every layer a token attends to the last `max_len` tokens, as
-    with a band mask over the whole text.
+    The model reads at most the last `max_len` tokens (the window). Up to a text of `max_len` tokens, keys and values
+    are cached, which does not change the result. In a longer text, the window slides by one token for each new token.
+    Sliding changes the positions of all tokens in the window, so that each new token needs a forward pass over the
+    window. If `CausalLM.is_endless`, the caches slide instead of the window: in every layer, a token attends to the
+    last `max_len` tokens, as if a band mask were applied to the text.
 
     Args:
-        prompt: int64 (B, N), at least one token.
+        prompt: tokens, int64 (B, N), at least one per row.
         tokens: number of tokens to add.
-        temperature: divides the logits; 0 always takes the most likely token.
-        top_k: number of most likely tokens to draw from; None: all.
-        top_p: probability mass to draw from, above 0 and at most 1; None: all.
-        generator: random generator of the draws; None: torch's default.
+        temperature: divisor of the logits; 0 always selects the most likely token.
+        top_k: number of most likely tokens to draw from; None means all tokens.
+        top_p: probability mass to draw from, above 0 and at most 1; None means 1.
+        generator: random generator of the draws; None means the default generator of torch.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
@@ -57,7 +58,7 @@ def sample(
                 text, caches = text[:, -max_len:], []
             unread = text[:, caches[0].length if caches else 0 :]
             logits = model.next_logits(unread[:, :max_len], caches)
-            for late in unread[:, max_len:].unbind(1):  # if the prompt is longer than the window
+            for late in unread[:, max_len:].unbind(1):  # tokens of a prompt that is longer than the window
                 logits = model.next_logits(late[:, None], caches)
             token = _draw(logits, temperature, top_k, top_p, generator)
             yield token
@@ -77,25 +78,26 @@ def _draw(
     logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
     # a temperature below 1e-30 might overflow, and 1e-30 already draws only the most likely token
     probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
-    if top_p is not None:  # leave out a token if the more likely tokens already have a probability of `top_p`
+    if top_p is not None:  # exclude a token if more likely tokens already have the total probability `top_p`
         probabilities = probabilities.masked_fill(probabilities.cumsum(1) - probabilities >= top_p, 0)
     return tokens.gather(1, torch.multinomial(probabilities, 1, generator=generator))
 
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
-    """Translate a batch with the most likely token at each step; finished sentences are removed from the batch.
+    """Translate a batch by greedy search, which selects the most likely token at each step.
 
     Args:
-        source: padded, int64 (B, M).
+        source: padded source sentences, int64 (B, M).
         bos, eos: ids of the tokens that begin and end a translation.
 
     Returns:
-        The tokens of each translation without `bos` and `eos`, at most `max_len` of the model.
+        A list of token ids for each translation, without `bos` and `eos`. A translation has at most as many tokens as
+        the attribute `max_len` of the model.
     """
     state = model.encode(source)
     translations: list[list[int]] = [[] for _ in source]
-    rows = torch.arange(len(source))  # the sentences still in the batch
+    rows = torch.arange(len(source))  # unfinished sentences, which stay in the batch
     tokens = source.new_full((len(source), 1), bos)
     for _ in range(model.max_len):
         tokens = model.next_logits(tokens, state).argmax(-1, keepdim=True)
@@ -112,25 +114,25 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int) -> list[list[int]]:
-    """Translate a batch by beam search: extend the `beam` most likely prefixes (hypotheses) of each sentence.
+    """Translate a batch by beam search, which extends the `beam` most likely prefixes (hypotheses) of each sentence.
 
-    The result is the finished translation with the greatest mean log-probability per token, `eos` included. A sentence
-    is removed from the batch when it has `beam` finished translations and its most likely hypothesis has no greater
-    mean than the best of them. Early endings therefore do not stop a better hypothesis. Arguments and result are as in
-    `greedy`; with one beam both functions agree.
+    The result for a sentence is the finished translation with the greatest mean log-probability per token, including
+    `eos`. The search for a sentence stops when it has `beam` finished translations, and the most likely hypothesis has
+    no greater mean log-probability than the best finished translation. Arguments and result are as in `greedy`. With
+    `beam` = 1, the results of `greedy` and `beam_search` are equal.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
-    sentences = torch.arange(len(source))  # the sentences still in the batch, with `beam` rows each
+    sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each
     state = model.encode(source)
     state.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
     hypotheses = source.new_full((len(source), beam, 1), bos)
     scores = torch.zeros(len(source), beam, device=source.device)
-    scores[:, 1:] = float("-inf")  # the hypotheses of a sentence are equal at first
+    scores[:, 1:] = float("-inf")  # initially, all hypotheses of a sentence are equal: extend only the first
     for length in range(1, model.max_len + 1):
         logits = model.next_logits(hypotheses[:, :, -1].flatten()[:, None], state).float()
         vocab_size = logits.shape[-1]
         totals = scores.flatten()[:, None] + logits.log_softmax(-1)
-        # of 2 · beam candidates, at most `beam` end with `eos`: one for each hypothesis
+        # at most `beam` of the 2 · beam candidates end with `eos`: one candidate for each hypothesis
         best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 · beam)
         origin, token = index // vocab_size, index % vocab_size
         ends = token == eos
@@ -151,7 +153,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         sentences, hypotheses, scores = sentences[unfinished.cpu()], hypotheses[unfinished], scores[unfinished]
         if not len(sentences):
             break
-    for row, sentence in enumerate(sentences.tolist()):  # hypotheses without `eos` end at `max_len`
+    for row, sentence in enumerate(sentences.tolist()):  # a hypothesis without `eos` ends at `max_len`
         for total, translation in zip(scores[row].tolist(), hypotheses[row, :, 1:].tolist(), strict=True):
             finished[sentence].append((total / model.max_len, translation))
     return [max(candidates)[1] for candidates in finished]
@@ -164,7 +166,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Translate sources with `decode` in padded batches of similar length; return the tokens in the sources' order."""
+    """Translate sources with `decode` in padded batches of similar length; return tokens in the order of `sources`."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

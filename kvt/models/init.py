@@ -1,4 +1,4 @@
-"""Functions that set a model's initial weights; parameters that they do not mention keep torch's initial values."""
+"""Functions that initialise weights of a model; all weights that a docstring does not name keep torch's values."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,9 +14,9 @@ Fill = Callable[[Tensor], Tensor]  # fills a tensor in place and returns it
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Initialise attention projections from U(±√(6 / (rows + columns))), biases with 0.
+    """Initialise attention projections from U(±√(6 / (rows + columns))), and their biases with 0.
 
-    The paper's notebook on lists does the same.
+    The notebook on lists by the authors of the paper uses the same initialisation.
     """
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
@@ -27,7 +27,7 @@ def xavier_attention(model: nn.Module) -> None:
 def xavier(model: nn.Module) -> None:
     """Initialise all linear weights and embeddings from U(±√(6 / (rows + columns))).
 
-    The paper's notebook on translation does the same.
+    The notebook on translation by the authors of the paper uses the same initialisation.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -37,9 +37,9 @@ def xavier(model: nn.Module) -> None:
 
 
 def gpt2(model: CausalLM) -> None:
-    """Initialise a language model as GPT-2: matrices from N(0, 0.02²), biases with 0 (Radford et al. 2019, §2.3).
+    """Initialise a language model as in GPT-2: matrices from N(0, 0.02²), biases with 0 (Radford et al. 2019, §2.3).
 
-    The last matrix of each residual branch is divided by √(2 · number of layers).
+    The standard deviation of the last matrix of each residual branch is divided by √(2 · number of layers).
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

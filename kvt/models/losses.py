@@ -1,4 +1,4 @@
-"""Compute cross-entropy and divergence in float32 or better; for large vocabularies, compute logits in chunks."""
+"""Compute cross-entropy and divergence in at least float32; with a large vocabulary, compute logits in chunks."""
 
 from math import log
 from typing import Any, NamedTuple
@@ -10,28 +10,28 @@ from torch import Tensor, nn
 from kvt.attention.ordinary import is_plain
 from kvt.data.tokens import IGNORE
 
-CHUNK = 256  # rows of logits in memory at once: fewer rows save memory, more rows make matrix products faster
-LARGE = 256  # least number of classes whose logits are computed in chunks
+CHUNK = 256  # rows of logits in memory at once: fewer rows save memory, more rows speed up matrix products
+LARGE = 256  # logits are computed in chunks if there are at least this many classes
 
 
 class Predictions(NamedTuple):
     """Predictions of a batch and its target classes."""
 
-    states: Tensor  # input of the last layer, (…, D); without a head: the logits, (…, C)
-    targets: Tensor  # int64 (…)
-    head: nn.Module | None = None  # the last layer
-    ignore: int = IGNORE  # target of positions that do not count; if it is a class, such as padding, t is 0 there
+    states: Tensor  # input of `head`, (…, D); if `head` is None, the logits, (…, C)
+    targets: Tensor  # classes, int64 (…)
+    head: nn.Module | None = None  # last layer of the model, which computes logits
+    ignore: int = IGNORE  # positions with this target do not count; if it is a class, such as padding, t = 0 for it
 
 
 class Teacher(NamedTuple):
-    """Predictions of a teacher at the same positions, the temperature T, and the weight of the divergence."""
+    """Predictions of a teacher model for the batch of the trained model, and settings of the divergence from them."""
 
     predictions: Predictions
-    temperature: float
-    weight: float
+    temperature: float  # T, which divides the logits of both models
+    weight: float  # factor of the divergence
 
     def log_p(self, logits: Tensor, rows: slice = slice(None)) -> list[Tensor]:
-        """Return log softmax(teacher / T) and log softmax(logits / T) of these rows, (P, C), in float32 or better."""
+        """Return log softmax(x / T), (P, C), for the teacher's logits x of `rows` and for x = `logits`."""
         with torch.no_grad():
             theirs = (self.predictions.head or nn.Identity())(self.predictions.states.flatten(0, -2)[rows])
         exact = torch.promote_types(logits.dtype, torch.float32)
@@ -39,22 +39,23 @@ class Teacher(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The loss of predictions, and measurements without a gradient."""
+    """The loss of predictions, with a gradient, and measurements without a gradient."""
 
     loss: Tensor  # a scalar
     nll: Tensor  # a scalar: the mean of −log p over the targets that count
-    each: Tensor  # −log p of each target, 0 where it does not count, (…)
-    right: Tensor  # true if the target is the most probable class, (…)
+    each: Tensor  # −log p of each target, or 0 if the target does not count, (…)
+    right: Tensor  # whether the most probable class is the target, bool (…)
     logits: Tensor | None = None  # (…, C), with a gradient; None if computed in chunks
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher | None = None) -> Losses:
-    """Return the cross-entropy in float32 or better, the mean over the targets that count.
+    """Return the cross-entropy in at least float32, the mean over the targets that count.
 
-    A target is 1 − ε + ε / C for the true class and ε / C for every other, with ε = `smoothing`. If the ignored target
-    is a class, it is 1 − ε for the true class, 0 for the ignored and ε / (C − 2) for every other, and the loss is
-    KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.5; Vaswani et al. 2017, §5.4). A teacher adds
-    weight · T² · KL(teacher ‖ model). A plain head with `LARGE` classes or more takes `linear_cross_entropy`.
+    With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
+    every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, ε / (C − 2)
+    for every other class, and the loss is KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.5; Vaswani et al.
+    2017, §5.4). A teacher adds weight · T² · KL(teacher ‖ model) to the loss. `linear_cross_entropy` computes the
+    result if the head is plain (see `is_plain`) and has at least `LARGE` classes.
     """
     states, targets, head, ignore = found
     if head is not None and is_plain(head) and len(head.weight) >= LARGE:
@@ -62,7 +63,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
     logits = head(states) if head else states
     exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
     # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
-    # On a GPU, torch sums losses of several dimensions in no fixed order, and --deterministic true makes that an error.
+    # On a GPU, torch sums losses of several dimensions in no fixed order, which --deterministic true forbids.
     exact, wanted = (exact.movedim(-1, 1), targets) if exact.is_cpu else (exact.flatten(0, -2), targets.flatten())
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)
     nll = loss = F.nll_loss(log_p, wanted, ignore_index=ignore)
@@ -80,9 +81,10 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
 def linear_cross_entropy(
     found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0, teacher: Teacher | None = None
 ) -> Losses:
-    """Return `cross_entropy` of logits x Wᵀ + b of the states x, (…, D), and its gradients, `CHUNK` rows at a time.
+    """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
-    Gradients that are to be differentiated again (`create_graph=True`) are computed from all logits at once.
+    The forward pass also computes the gradients. With `create_graph=True`, the backward pass computes the gradients
+    again, from all logits at once, so that they can be differentiated.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias
@@ -91,7 +93,7 @@ def linear_cross_entropy(
 
 
 class _Aim:
-    """Target probabilities t of classes: `other` for each class but `pad`, plus `more` for the true class."""
+    """Target probabilities t: every class except `pad` has `other`, and the true class has `other` + `more`."""
 
     def __init__(self, classes: int, smoothing: float, pad: int) -> None:
         self.pad, self.entropy = pad if pad >= 0 else None, 0.0
@@ -102,12 +104,12 @@ class _Aim:
             self.entropy = -(1 - smoothing) * log(1 - smoothing) - (smoothing * log(self.other) if smoothing else 0)
 
     def others(self, x: Tensor) -> Tensor:
-        """Return −Σ_c x_c over all classes but `pad`, which are the second dimension, in float32 or better."""
+        """Return −Σ_c x_c over all classes except `pad`, in at least float32; classes are the second dimension."""
         total = x.sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
         return (0 if self.pad is None else x.select(1, self.pad)) - total
 
     def subtract(self, p: Tensor, target: Tensor) -> Tensor:
-        """Return p − t, in place of p, (P, C), for targets (P, 1): the gradient of −Σ_c t_c log p_c for the logits."""
+        """Return p − t, computed in place of p, (P, C): the gradient of −Σ_c t_c log p_c with respect to the logits."""
         slope = p.sub_(self.other) if self.other else p
         if self.pad is not None:
             slope[:, self.pad] += self.other
@@ -122,20 +124,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         aim, share, more = _Aim(len(weight), smoothing, found.ignore), real / real.sum(), real.new_zeros(())
         each, right = torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
-        dtype = (x[:1] @ weight[:1].mT).dtype  # autocast chooses it, if it is enabled
-        # cast once: autocast would cache a cast without gradient, and in torch 2.8 reuse it in later layers
+        dtype = (x[:1] @ weight[:1].mT).dtype  # if autocast is enabled, it chooses the dtype
+        # cast here: autocast would cache a cast without gradient, and torch 2.8 would reuse the cast in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
-        apart = dtype == share.dtype  # bias after the product: for both at once, oneDNN takes 1.5 times as long
+        apart = dtype == share.dtype  # bias added after the product: oneDNN takes 1.5 times as long for x Wᵀ + b
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
             part, target = share[rows], found.targets[rows].clamp_min(0).unsqueeze(1)
             logits = F.linear(x[rows], cast_weight, None if apart else cast_bias)
             logits = logits.add_(cast_bias) if apart else logits
             top, best = logits.max(1, keepdim=True)
             p, top = logits.softmax(1, dtype=share.dtype), top.to(share.dtype)
-            log_z = -p.gather(1, best).log()  # z = Σ_c exp(logit_c − top); log p of all classes takes another pass
+            log_z = -p.gather(1, best).log()  # z = Σ_c exp(logit_c − top); log p of all classes would take another pass
             right[rows] = best.squeeze(1) == found.targets[rows]
             each[rows] = (top - logits.gather(1, target) + log_z).squeeze(1) * real[rows]
-            if smoothing:  # a sum: autocast would round a product with `@` to half precision
+            if smoothing:  # `.sum()`, because autocast would round the result of `@` to half precision
                 more += ((aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)) * part).sum()
             slope = aim.subtract(p, target) if differentiate else p
             if teacher:
@@ -145,11 +147,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 slope.add_(ours.exp_().sub_(theirs.exp_()), alpha=teacher.weight * teacher.temperature)
                 del theirs, ours
             if differentiate:
-                slope = slope.to(weight.dtype)  # `part` multiplies the smaller tensors
+                slope = slope.to(weight.dtype)  # multiply `part` with smaller tensors than `slope`
                 gradients[0][rows] = (slope @ cast_weight) * part.unsqueeze(1)
                 gradients[1].addmm_(slope.mT, (x[rows] * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].unsqueeze(0).addmm_(part.to(bias.dtype).unsqueeze(0), slope)  # `addmv_` is slow in oneDNN
-            del logits, p, slope  # free them before the next chunk
+            del logits, p, slope  # free memory before the next chunk
         ctx.settings = found, smoothing, teacher
         ctx.save_for_backward(x, weight, bias, *gradients)
         nll = (each * share).sum()
@@ -159,8 +161,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         inputs, gradients, (found, *settings) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
-        if torch.is_grad_enabled():  # the gradients above are constants: compute them again, with a graph
-            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # separates x from a tied W in its graph
+        if torch.is_grad_enabled():  # saved gradients are constants: compute gradients again, with a graph
+            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # as if x did not depend on a tied W
             loss = cross_entropy(found._replace(states=F.linear(*inputs)), *settings).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
             return *gradients, None, None, None, None

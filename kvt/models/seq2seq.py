@@ -1,4 +1,4 @@
-"""The translation model."""
+"""The translation model, a transformer with encoder and decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from kvt.system.errors import UserError, require_probability
 
 @dataclass
 class DecoderState:
-    """State from which the decoder continues a batch of translations."""
+    """The encoded source sentences and the caches from which the decoder continues a batch of translations."""
 
-    memory: Tensor  # encoded sources, (B, M, dim)
-    mask: Tensor  # False where a source is padding, (B, 1, 1, M)
-    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer, a cache of self-attention and one of cross-attention
+    memory: Tensor  # encoded source tokens, (B, M, dim)
+    mask: Tensor  # False where a source token is padding, (B, 1, 1, M)
+    caches: Sequence[tuple[KVCache, KVCache]]  # for each layer: caches of self-attention and of cross-attention
 
     def select(self, rows: Tensor) -> None:
-        """Keep the sentences that `rows` selects: indices, int64 (R,), or a boolean mask (B,)."""
+        """Keep the sentences of the batch that `rows` selects by indices, int64 (R,), or by a boolean mask, (B,)."""
         self.memory, self.mask = self.memory[rows], self.mask[rows]
         for pair in self.caches:
             for cache in pair:
@@ -31,14 +31,14 @@ class DecoderState:
 class Seq2Seq(nn.Module):
     """A pre-norm encoder and decoder with final norms and sinusoidal positions (Borji 2023, §3.5).
 
-    Cross-attention has a query projection with every attention variant (§2). FF is dim → 4 dim → ReLU → Drop → dim
-    unless `style` changes it. Dropout is also applied to every residual branch and to the embeddings. All linear
-    weights and embeddings are initialised by `xavier`.
+    Cross-attention is `QKV` with every variant of self-attention (§2). The default `style` has the feed-forward network
+    dim → 4 dim → ReLU → Drop → dim. Dropout is also applied to every residual branch and to the embeddings. `xavier`
+    initialises all linear weights and embeddings.
 
     Args:
-        pad: id of the padding token in both vocabularies; attention to source tokens masks it.
-        max_len: length of the longest sentence, in tokens.
-        depth: number of blocks of the encoder, and also of the decoder.
+        pad: id of the padding token, equal in both vocabularies. A mask excludes attention to padding in the source.
+        max_len: number of tokens of the longest sentence.
+        depth: number of blocks in the encoder, and number of blocks in the decoder.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Seq2Seq(nn.Module):
         return self.generator(self.states(source, target))
 
     def states(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the input of the last layer, the generator, in `forward`: (B, N, dim)."""
+        """Return the states from which the last layer computes logits: int64 (B, M), (B, N) → (B, N, dim)."""
         memory, mask = self._encode(source)
         return self.decoder_norm(self.decoder(self.target_embedding(target), memory, mask))
 
     def encode(self, source: Tensor) -> DecoderState:
-        """Encode padded sources, int64 (B, M); return the state for `next_logits`."""
+        """Encode padded source sentences, int64 (B, M); return the state for `next_logits`, with empty caches."""
         memory, mask = self._encode(source)
         caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
         return DecoderState(memory, mask, caches)

@@ -18,14 +18,15 @@ STYLE = BlockStyle("post", "relu", 2)
 class Tagger(nn.Module):
     """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
-    Each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))). FF is dim → 2 dim → ReLU →
-    dim unless `style` changes it. The head is dim → dim → LN → ReLU → Drop → outputs. Attention projections are
-    initialised by `xavier_attention`. A subclass defines `forward`, which must return the result of `label`.
+    Each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))). The default `style` has the
+    feed-forward network FF: dim → 2 dim → ReLU → dim. The head is dim → dim → LN → ReLU → Drop → outputs.
+    `xavier_attention` initialises the attention projections. A subclass defines `forward`, which must return the result
+    of `label`.
 
     Args:
-        embed: maps an element to the model width.
+        embed: linear layer from an element to the model width.
         outputs: number of outputs per element.
-        dropout: dropout probability in residual branches, feed-forward networks and head.
+        dropout: dropout probability in residual branches, in feed-forward networks and in the head.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Tagger(nn.Module):
 
 
 class ListTagger(Tagger):
-    """A `Tagger` that labels every symbol of a list (Borji 2023, §3.1). Its input is onehot(symbols) W + b + P.
+    """A `Tagger` that labels every symbol of a list (Borji 2023, §3.1).
 
-    P are sinusoidal positions, (length, dim); `dim` must be even. Symbols and labels are integers from 0 to
-    `vocab_size` − 1.
+    The input of the encoder is onehot(symbols) W + b + P with sinusoidal positions P, (length, dim), so `dim` must be
+    even. Symbols and labels are integers from 0 to `vocab_size` − 1.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ListTagger(Tagger):
     def forward(self, symbols: Tensor) -> Tensor:
         """Return the logits of the labels: int64 (B, N) → (B, N, vocab_size)."""
         positions = self.get_buffer("positions")[: symbols.shape[1]]
-        if is_plain(self.embed):  # equals onehot(symbols) W + b, and is faster
+        if is_plain(self.embed):  # this equals onehot(symbols) W + b, and is faster
             x = F.embedding(symbols, self.embed.weight.T) + self.embed.bias
         else:
             x = self.embed(F.one_hot(symbols, self.vocab_size).to(positions.dtype))
@@ -83,10 +84,10 @@ class ListTagger(Tagger):
 
 
 class SetScorer(Tagger):
-    """A `Tagger` that scores every image of a set from its features (Borji 2023, §3.2). Its input has no positions.
+    """A `Tagger` that computes a score for every image of a set from the features of the image (Borji 2023, §3.2).
 
-    x = Drop(features) W + b is followed by the encoder and the head of `Tagger`, with one output per image. The model
-    is permutation equivariant unless the attention encodes positions.
+    The input of the encoder is Drop(features) W + b, without positions. The head has one output per image. The model is
+    permutation equivariant unless the attention encodes positions.
     """
 
     def __init__(
@@ -97,5 +98,5 @@ class SetScorer(Tagger):
         self.dropout = Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return a logit for every image of a set: (B, S, feature_dim) → (B, S)."""
+        """Return a logit for each of the S images of a set: (B, S, feature_dim) → (B, S)."""
         return self.label(self.embed(self.dropout(features))).squeeze(-1)

@@ -22,18 +22,18 @@ def mean_of_patches(encoder: Encoder, x: Tensor) -> Tensor:
 
 
 POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}
-"""The input of a `ViT`'s head: the output of the class token, or the mean over the outputs of the patches."""
+"""Functions that compute the input of the head: the output of the class token, or the mean of all patch outputs."""
 
 
 class ViT(nn.Module):
     """A vision transformer of pre-norm blocks over patches and a class token, without final norm (Borji 2023, §3.2).
 
-    Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. FF
-    is dim → dim → GELU → dim unless `style` changes it. The head is dim → dim → GELU → classes.
+    Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. The
+    default `style` has the feed-forward network dim → dim → GELU → dim. The head is dim → dim → GELU → classes.
 
     Args:
-        patch: side of the square patches in pixels; must divide height and width.
-        dropout: dropout probability in residual branches and feed-forward networks.
+        patch: height and width of a patch in pixels; must divide the height and the width of the image.
+        dropout: dropout probability in residual branches and in feed-forward networks.
         pool: input of the head, a key of `POOLS`.
     """
 
@@ -77,7 +77,7 @@ class ViT(nn.Module):
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:
-    """Return the number of patches plus one, for the class token; raise UserError unless `patch` divides the image."""
+    """Return the number of patches and the class token; raise UserError unless `patch` divides height and width."""
     if patch < 1 or height % patch or width % patch:
-        raise UserError(f"patch={patch} must divide the image of {width}x{height} pixels")
+        raise UserError(f"patch={patch} must divide width and height of the image, {width}x{height} pixels")
     return (height // patch) * (width // patch) + 1

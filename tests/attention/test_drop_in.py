@@ -207,7 +207,7 @@ def test_what_it_cannot_compute_is_refused(pair):
     def layer(attn, **settings):
         return MultiheadAttention(DIM, HEADS, batch_first=True, attn=attn, max_len=N, **settings)
 
-    with pytest.raises(UserError, match="one projection for query and key, which must be equal: use QKV"):
+    with pytest.raises(UserError, match="one projection for query and key, so these inputs must be equal: use QKV"):
         layer("kv")(x, other, other)
     for attn in ("q-kv", "k", "mla", "q-kv-deepseek"):
         with pytest.raises(UserError, match=r"one projection for (key|query) and value"):

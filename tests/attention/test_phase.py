@@ -88,9 +88,9 @@ def test_heads_have_the_angles_of_a_list_in_turn(name):
     ("setting", "message"),
     [
         ({"heads": 8}, "heads=8 gives 1 channels per head: a phase needs an even number"),
-        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, a list of them, or learned"),
+        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, a list of angles, or learned"),
         ({"heads": 2, "phase": float("nan")}, "phase=nan"),
-        ({"heads": 2, "phase": [0.5, "learned"]}, "expected an angle in radians, a list of them"),
+        ({"heads": 2, "phase": [0.5, "learned"]}, "expected an angle in radians, a list of angles"),
         ({"heads": 2, "phase": []}, "the number of angles, 0, must divide heads=2"),
         ({"heads": 4, "phase": [0.1, 0.2, 0.3]}, "the number of angles, 3, must divide heads=4"),
     ],

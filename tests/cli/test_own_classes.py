@@ -242,8 +242,8 @@ class Large(DigitLists):
         return {split: (lists, 10 + labels) for split, (lists, labels) in super().load().items()}
 """
 MISTAKES = [
-    ("attn", "Narrow", "Narrow.forward must return a tensor like its input, (2, 4, 16), not (2, 4, 1)"),
-    ("attn", "Pair", "Pair.forward must return a tensor like its input, (2, 4, 16), not tuple"),
+    ("attn", "Narrow", "Narrow.forward must return a tensor of the input's shape, (2, 4, 16), not (2, 4, 1)"),
+    ("attn", "Pair", "Pair.forward must return a tensor of the input's shape, (2, 4, 16), not tuple"),
     ("model", "Negative", "Negative.num_predictions must return the number of predictions in a batch, not -1"),
     ("model", "Idle", "Idle.configure_optimizers must return an optimiser of the task's weights"),
     ("model", "Elsewhere", "Elsewhere.configure_optimizers must return an optimiser of the task's weights"),

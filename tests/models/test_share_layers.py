@@ -107,7 +107,7 @@ def test_a_layer_that_borrows_has_fewer_weights_and_starts_symmetric_where_it_ca
 @pytest.mark.parametrize(
     ("attn", "share", "message"),
     [
-        ("kv", 2, "share_layers: KV has no query of its own: use qkv, q-kv or mla"),
+        ("kv", 2, "share_layers: KV has no query projection: use qkv, q-kv or mla"),
         ("tests.bench.test_bench.Mean", 2, "share_layers: Mean is not a kvt.attention.Attention"),
         ("qkv", 0, "share_layers=0"),
     ],
