@@ -1,4 +1,4 @@
-"""Random crop, resize and flip of whole batches of images on any device."""
+"""Crop, resize and flip the images of a batch at random, on any device."""
 
 import math
 
@@ -13,8 +13,8 @@ def random_resized_crop_flip(
 ) -> Tensor:
     """Apply `RandomResizedCrop(scale, ratio)` and `RandomHorizontalFlip(flip)` to each image independently.
 
-    `images` is (B, C, H, W), uint8 or float. The result is float32 with the same shape and range of values. All random
-    numbers come from torch's default generator of the images' device.
+    `images` are (B, C, H, W), uint8 or float. The result is float32, with the shape and range of values of `images`.
+    Random numbers come from torch's default generator of the device of `images`.
     """
     b, _, height, width = images.shape
     boxes = crop_boxes(b, height, width, scale, ratio, images.device)
@@ -24,9 +24,10 @@ def random_resized_crop_flip(
 def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, device: torch.device) -> Tensor:
     """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4).
 
-    The distribution is that of torchvision's `RandomResizedCrop.get_params`. The box's share of the image area is
-    uniform in `scale`, and width / height is log-uniform in `ratio`. The first of ten drawn sizes that fits into the
-    image gets a uniform position. If no size fits, the box is the largest centred box of an allowed ratio.
+    Boxes have the distribution of torchvision's `RandomResizedCrop.get_params`. The area of the box divided by the area
+    of the image is uniform in `scale`, and width / height is log-uniform in `ratio`. Ten sizes are drawn for each box.
+    The first size that fits into the image gets a uniform position. If none of the ten sizes fits, the box is the
+    largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -41,19 +42,19 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     most_h = min(height, round(width / ratio[0]))
     most_w = min(width, round(height * ratio[1]))
     centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
-    # the numbers of the centred box are no tensor: copying a tensor to the device would make the CPU wait
+    # `centred` has plain numbers, because copying a tensor to the device would make the CPU wait
     return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
 def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
-    """Crop image i to box i, resize it to its original size and mirror it if `flip[i]`: Rᵢ · imageᵢ · Cᵢᵀ.
+    """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
-    Rᵢ (H, H) and Cᵢ (W, W) hold the weights of PIL's antialiased bilinear filter. The result equals
-    `PIL.Image.crop(...).resize(..., BILINEAR)` up to PIL's rounding to integer grey levels.
+    The result is Rᵢ · imageᵢ · Cᵢᵀ, where Rᵢ, (H, H), and Cᵢ, (W, W), hold the weights of PIL's antialiased bilinear
+    filter. It equals `PIL.Image.crop(...).resize(..., BILINEAR)`, except that PIL rounds to integer grey levels.
 
     Args:
         images: (B, C, H, W), uint8 or float.
-        boxes: (top, left, height, width) in whole pixels inside the image, (B, 4).
+        boxes: (top, left, height, width) of each box in whole pixels, (B, 4); a box must lie inside the image.
         flip: whether to mirror each image, bool (B,).
 
     Returns:
@@ -64,7 +65,7 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     pixel = torch.arange(width, device=images.device)
     rows = _bilinear(top, h, torch.arange(height, device=images.device), height)  # (B, H, H)
     columns = _bilinear(left, w, torch.where(flip[:, None], width - 1 - pixel, pixel), width)  # (B, W, W)
-    # columns first, with all channels in one product per image: twice as fast as one einsum over rows and columns
+    # columns first, with all channels of an image in one product: twice as fast as an einsum over rows and columns
     narrow = images.float().flatten(1, 2) @ columns.mT  # (B, C·H, W)
     return rows.unsqueeze(1) @ narrow.unflatten(1, (channels, height))
 
@@ -72,9 +73,9 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
 
-    The weights are a triangle filter around the centre of the output pixel, over pixels of the crop only. The filter is
-    wider if the crop shrinks. `start` and `length` are (B,). `out` holds the indices of the output pixels, (size) or
-    (B, size).
+    The weights of an output pixel form a triangle around the centre of this pixel, restricted to pixels of the crop. If
+    the crop is larger than `size`, the triangle is wider. `start` and `length` have shape (B,). `out` contains the
+    indices of output pixels, (size) or (B, size).
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size

@@ -1,4 +1,4 @@
-"""Download published files over https, and check their SHA-256 before they are opened."""
+"""Download published files over https, and check the SHA-256 of each file before the file is opened."""
 
 import gzip
 import os
@@ -16,20 +16,21 @@ from kvt.data.tensor_files import ELSEWHERE, once
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, sha256_of
 
-TIMEOUT = 20.0  # seconds to wait for an answer of the server
+TIMEOUT = 20.0  # maximum number of seconds to wait for an answer of the server
 
 
 class Remote(NamedTuple):
-    """A published file: its https address and the SHA-256 of its content."""
+    """The https address of a published file, and the SHA-256 of the file's content."""
 
     url: str
     sha256: str
 
 
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
-    """Return the path `data_dir/name`, and download the file unless it exists; a .gz is unpacked.
+    """Return the path `data_dir/name`, after downloading the file unless it exists. A .gz file is unpacked.
 
-    An existing file is not checked, since it may be the user's own. If several processes call this, one downloads.
+    The SHA-256 of an existing file is not checked, because users may replace the file by a file of their own. If
+    several processes call `download`, one process downloads the file.
     """
     path = data_dir / name
     packed = remote.url.endswith(".gz")
@@ -39,13 +40,13 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 
 def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
-    """Download a published file unless it exists with the right SHA-256; a failed download leaves no partial file.
+    """Download a file to `path`, unless it is already there with the right SHA-256; failures leave no partial file.
 
     Args:
         unpack: whether to decompress a .gz file.
 
     Raises:
-        OSError, HTTPException: the download failed, or its SHA-256 differs from `remote.sha256`.
+        OSError, HTTPException: the download failed, or the SHA-256 of its content differs from `remote.sha256`.
     """
     if path.is_file() and sha256_of(path) == remote.sha256:
         return
@@ -54,17 +55,17 @@ def fetch(remote: Remote, path: Path, unpack: bool = False) -> None:
         progress = tqdm.wrapattr(answer, "read", total=answer.length, desc=path.name, disable=None)
         with progress as content, part.open("wb") as file:
             shutil.copyfileobj(content, file)
-        if answer.length:  # bytes that the server has announced and not sent
+        if answer.length:  # number of bytes that the server announced but did not send
             raise OSError(f"the connection closed {answer.length:,} bytes before the end; try again")
         if sha256_of(part) != remote.sha256:
-            raise OSError("its SHA-256 is not that of the published file")
+            raise OSError("the SHA-256 of the download is not the SHA-256 of the published file")
         if unpack:
             part.write_bytes(gzip.decompress(part.read_bytes()))
 
 
 @contextmanager
 def network(missing: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns errors of a download into a UserError with the missing file and a remedy."""
+    """Context manager that turns an error of a download into a UserError with the texts `missing` and `remedy`."""
     try:
         yield
     except (OSError, HTTPException, RuntimeError) as error:

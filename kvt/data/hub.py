@@ -1,8 +1,8 @@
-"""Read data sets with Hugging Face's library `datasets`, by the names hf:NAME or hf:NAME:CONFIGURATION.
+"""Read data sets named hf:NAME or hf:NAME:CONFIGURATION with Hugging Face's library `datasets`.
 
-NAME is a data set on the Hugging Face hub, or a folder of Parquet, Arrow, CSV, JSON, text or image files. A folder is
-read in its present state, not from an older cache of `datasets`. Files outside the folder are never read, even if a
-file inside refers to them. #image=COLUMN,label=COLUMN or #text=COLUMN at the end of the name chooses columns.
+NAME is the name of a data set on the Hugging Face hub, or the path of a folder with Parquet, Arrow, CSV, JSON, text or
+image files. A changed folder is read again, not from an older cache of `datasets`. Files outside the folder are never
+read, even if a file inside refers to them. A suffix chooses columns: #image=COLUMN,label=COLUMN or #text=COLUMN.
 """
 
 import glob
@@ -36,7 +36,7 @@ PREFIX = "hf:"
 class _Named(NamedTuple):
     name: str  # name of a data set on the hub, or path of a folder
     configuration: str | None
-    columns: dict[str, str]  # "image", "label" or "text" → name of the column
+    columns: dict[str, str]  # maps "image", "label" or "text" to the name of a column
 
 
 def is_hub(named: str | Path) -> bool:
@@ -44,7 +44,7 @@ def is_hub(named: str | Path) -> bool:
 
 
 def base_name(named: str) -> str:
-    """Return the last part of a data set's name.
+    """Return the last part of the name of a data set, without configuration and columns.
 
     >>> base_name("hf:Salesforce/wikitext:wikitext-2-raw-v1")
     'wikitext'
@@ -55,12 +55,13 @@ def base_name(named: str) -> str:
 def list_images(named: str) -> Listing:
     """List the images of a data set, with their classes.
 
-    The classes are the names of a ClassLabel column, or the distinct strings or integers in the split "train". Classes
-    are matched by name, since two splits may number them differently. Raises UserError if no column has images or
-    classes, or if the class of an image does not occur in "train".
+    If a column has the type ClassLabel, its names are the classes. Otherwise, the distinct strings or integers of the
+    label column in the split "train" are the classes. Classes of different splits are matched by name, because splits
+    may number classes differently. Raises UserError if no column has images, if no column has classes, or if the class
+    of an image does not occur in "train".
     """
     splits = _load(named, "train", "test")
-    import datasets  # slow to import; `_load` has imported it
+    import datasets  # imported here, because it is slow to import; `_load` has imported it
 
     features = splits["train"].features
     image = _column(named, features, "image", lambda feature: isinstance(feature, datasets.Image))
@@ -76,7 +77,7 @@ def list_images(named: str) -> Listing:
         if split == "train":
             classes = {name: number for number, name in enumerate(names or sorted({*values}))}
         if strange := [i for i, value in enumerate(values) if value not in classes]:
-            is_what = f"{named} {split}[{strange[0]}] is of the class {values[strange[0]]}"
+            is_what = f"{named} {split}[{strange[0]}] has the class {values[strange[0]]}"
             raise UserError(f"{is_what}, but train has no image of this class: remove such images")
         encoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         found[split] = [
@@ -88,10 +89,10 @@ def list_images(named: str) -> Listing:
 
 
 def read_texts(named: str) -> dict[str, str]:
-    """Return the text of the split "train", and of "val" if there is one.
+    """Return a dict that maps "train", and also "val" if the data set has this split, to the text of the split.
 
-    The text is all documents joined by line ends. The documents are the column named "text", or the only column of
-    strings. If there is no such column, UserError lists the columns.
+    The text consists of all documents, joined by line ends. The documents are the column named "text", or the only
+    column of strings. If there is no such column, a UserError lists all columns.
     """
     splits = _load(named, "train")
     column = _column(named, splits["train"].features, "text", is_strings)
@@ -99,9 +100,9 @@ def read_texts(named: str) -> dict[str, str]:
 
 
 def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return pairs of sentences for each split.
+    """Return a dict that maps each split to a list of pairs of sentences, one sentence for each language.
 
-    They are read from two columns with the names of the languages, or from one column of type Translation.
+    The sentences come from two columns with the names of the languages, or from one column of type Translation.
     """
     splits = _load(named)
     pairs = {}
@@ -120,8 +121,8 @@ def read_pairs(named: str, *languages: str) -> dict[str, list[tuple[str, ...]]]:
 class HubCorpus(Corpus):
     """The documents of a data set: the rows of the split "train", followed by the rows of "val".
 
-    If rows are single lines, as in WikiText, all rows of a split together are one document. The rows are in
-    memory-mapped files, and a group is a range of rows.
+    If each row is a single line, as in WikiText, the rows of a split together form one document. The rows are read from
+    memory-mapped files. A group is a range of rows.
     """
 
     @cached_property
@@ -182,7 +183,7 @@ def is_discrete(feature: Any) -> bool:
 
 
 def _joined(documents: Iterable[str | None]) -> str:
-    """Join documents with one line end between them, even if a document already ends with a line end."""
+    """Join documents with exactly one line end after each document but the last, which is left as it is."""
     rows = [plain(document) for document in documents if document is not None]
     return "\n".join(row.removesuffix("\n") for row in rows) + "\n" * bool(rows and rows[-1].endswith("\n"))
 
@@ -194,11 +195,11 @@ def _column(
     fits: Callable[[Any], bool],
     may_be: Callable[[Any], bool] | None = None,
 ) -> str:
-    """Choose a column: the column given by #role=, else the column named `role`, else the first whose type `fits`.
+    """Choose the column that #role= names, else the column named `role`, else the first column whose type `fits`.
 
-    For the first two, `may_be` decides whether the type is allowed (default: `fits`). If several columns of images or
-    classes fit, the first is chosen, and a message names the others. Raises UserError if no column fits, or if several
-    columns of text fit.
+    In the first two cases, `may_be` (default: `fits`) decides whether the type of the column is allowed. If several
+    columns of images or of classes fit, the first of them is chosen, and a message names the other columns. Raises
+    UserError if no column fits, or if several columns of text fit.
     """
     fitting, possible = (
         [name for name, feature in features.items() if test(feature)] for test in (fits, may_be or fits)
@@ -222,10 +223,13 @@ def _no_column(named: str, features: "Features", remedy: str) -> UserError:
 
 
 def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
-    """Return the splits that have rows, as "train", "val" and "test"; raise UserError if a needed one is missing."""
+    """Return a dict from "train", "val" and "test" to the rows of each split that has rows.
+
+    Raises UserError if a split in `needed` is missing.
+    """
     import datasets  # an optional dependency
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # by default it also logs errors that it raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # else `datasets` also logs errors that it raises
     name, configuration, _ = _parse(named)
     if name.startswith((".", "/", "~")) and not os.path.isdir(name):
         raise UserError(f"{named}: no such folder")
@@ -242,7 +246,7 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
         raise UserError(f"{named}: {error}") from error
     except Exception as error:  # the network and the readers of the formats raise errors of many types
         reason = " ".join(str(error).replace(place, os.path.abspath(name)).split())
-        remedy = "check the name and the network, or download it and give its folder, hf:FOLDER"
+        remedy = "check the name and the network, or download the data set and give its folder, hf:FOLDER"
         raise UserError(f"{named} cannot be loaded ({reason:.300}): {remedy}") from error
     names, others = splits_among(found, named)
     if others:
@@ -254,29 +258,29 @@ def _load(named: str, *needed: str) -> dict[str, "Dataset"]:
 
 
 def _load_saved(folder: str) -> dict[str, "Dataset"]:
-    """Load a data set that DatasetDict.save_to_disk wrote; `load_dataset` would use one split's class names for all."""
+    """Load a data set that DatasetDict.save_to_disk wrote; `load_dataset` would mix up class names of the splits."""
     import datasets
 
     found = datasets.load_from_disk(folder, keep_in_memory=False)
     for file in (file["filename"] for rows in found.values() for file in rows.cache_files):
         if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
-            raise UserError(f"it refers to a file outside its folder: {file}")
+            raise UserError(f"the data set refers to a file outside its folder: {file}")
     return dict(found)
 
 
 def _load_files(place: str, configuration: str | None) -> dict[str, "Dataset"]:
-    """Load a data set from the hub or from a folder; splits of Parquet or Arrow files keep their own class names."""
+    """Load a data set from the hub or a folder; each split of Parquet or Arrow files keeps its own class names."""
     import datasets
 
     builder = datasets.load_dataset_builder(place, configuration)
     kind = type(builder.config).__name__.removesuffix("Config").lower()
-    whole: dict[str, Any] = {"keep_in_memory": False}  # regardless of environment variables
-    if kind == "csv":  # "NA" and "null" are ordinary words
+    whole: dict[str, Any] = {"keep_in_memory": False}  # explicit, so that environment variables have no effect
+    if kind == "csv":  # read "NA" and "null" as ordinary words
         whole |= {"keep_default_na": False, "na_values": [""]}
     if kind not in ("parquet", "arrow") or not os.path.isdir(place):
         return dict(datasets.load_dataset(place, configuration, **whole))
     found = {}
-    for split, files in builder.config.data_files.items():  # a call for all mixes up classes
+    for split, files in builder.config.data_files.items():  # one call for all splits would mix up their classes
         paths = [glob.escape(file) for file in dict.fromkeys(files)]
         rows = found[str(split)] = datasets.load_dataset(kind, data_files=paths, split="train", **whole)
         classes = {name: feature for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
@@ -298,16 +302,16 @@ def _parse(named: str) -> _Named:
         raise UserError(f"{named}: {unknown('choice', min(strange), ('image', 'label', 'text'))}")
     name, _, configuration = place.partition(":")
     if not name:
-        raise UserError(f"{named} has no name of a data set: expected hf:NAME or hf:FOLDER")
+        raise UserError(f"{named} names no data set: expected hf:NAME or hf:FOLDER")
     return _Named(os.path.expanduser(name), configuration or None, columns)
 
 
 def _snapshot(folder: Path) -> str:
-    """Return a folder of links to the files of `folder`; its path depends on the state of these files.
+    """Return the path of a folder of links to the files of `folder`; the path depends on their sizes and times.
 
-    `datasets` caches a file by path and modification time, and could return old content of a changed file. With a new
-    path for each state of the files, it reads them again. README.md gets no link, because it may refer to files
-    elsewhere and to web addresses.
+    The cache of `datasets` identifies a file by path and modification time, so it could return old content of a changed
+    file. Because changed files have a new path, `datasets` reads them again. README.md gets no link, because README.md
+    may refer to web addresses and to files outside the folder.
     """
     from datasets import config
 
@@ -326,7 +330,7 @@ def _snapshot(folder: Path) -> str:
             link = part / file.relative_to(folder.resolve())
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
-        with suppress(OSError):  # another process has made the folder meanwhile
+        with suppress(OSError):  # another process has made the snapshot meanwhile
             part.rename(snapshot)
         shutil.rmtree(part, ignore_errors=True)
     return str(snapshot)
@@ -344,5 +348,5 @@ def _content(rows: "Dataset", column: str, index: int, name: str) -> bytes:
     path = Path(os.path.abspath(image["path"]))
     places = (name, config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)
     if not any(path.is_relative_to(os.path.abspath(place)) for place in places):
-        raise ValueError(f"its file is outside the data set's folder: {path}")
+        raise ValueError(f"the image file is outside the data set's folder: {path}")
     return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Find the images of a folder, and decode image files with PIL."""
+"""Find the image files of a folder, and decode image files with PIL."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,34 +18,34 @@ from kvt.system.files import is_hidden, list_files
 
 GREY = ("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # PIL's modes of grey images
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""The only formats that are read. PIL detects formats by content, and would start Ghostscript for a PostScript file."""
+"""The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""
 EXTENSIONS = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS and end != ".pfm")
 
 Content = Callable[[], bytes] | None
-"""A function that returns the bytes of an encoded image; None if the image is read from its path."""
+"""A function that returns the bytes of an encoded image, or None if the image is a file."""
 
 
 class ImageFile(NamedTuple):
     """An encoded image."""
 
-    name: str  # path of the file; with `content`, a name for messages
-    label: int  # number of the class; −1 without classes
+    name: str  # path of the file, or, if `content` is given, a name for messages
+    label: int  # number of the class, or −1 if the images have no classes
     content: Content = None
 
 
 class Listing(NamedTuple):
-    """Encoded images by split: "train", "test" and optionally "val", or "predict" if the images have no classes."""
+    """Encoded images of the splits "train", "test" and optionally "val", or of "predict" if images have no classes."""
 
-    root: str  # the folder of the images, or the data set's name in messages
+    root: str  # folder of the images, or name of the data set in messages
     classes: list[str]
     splits: dict[str, list[ImageFile]]
-    files: list[str]  # the files that contain the images; the cache's key depends on their state
-    chosen: str = ""  # the chosen columns of a data set, which become part of the cache's key
-    left_out: str | None = None  # describes files and folders of the root that are in no split
+    files: list[str]  # files that contain the images; the key of the cache depends on their sizes and times
+    chosen: str = ""  # chosen columns of a data set; the key of the cache depends on them
+    left_out: str | None = None  # description of the files and folders of `root` that are in no split
 
 
 def list_folder(root: Path) -> Listing:
-    """List the images of a folder by split and class; `DecodedSource` describes the folder."""
+    """List the images of a folder by split and class; `DecodedSource` documents the structure of the folder."""
     root = Path(os.path.realpath(root))
     if not os.path.isdir(root):
         raise UserError(f"{root}: no such folder")
@@ -86,13 +86,13 @@ def list_folder(root: Path) -> Listing:
 
 
 def split_folders(root: Path) -> tuple[dict[str, str], list[str]]:
-    """Return a dict from splits to names of subfolders, and the list of all other subfolders' names."""
+    """Return a dict from splits to names of subfolders, and a list with the names of all other subfolders."""
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_hidden(entry.name))
     return splits_among(names, str(root))
 
 
 def _others(files: list[Path], used: list[str], root: Path, folders: Collection[str] = ()) -> str | None:
-    """Describe the folders and files that are not used; None if all are used."""
+    """Return a description of the folders and files that are in no split, or None if there are none."""
     unused = sorted({*map(str, files)} - {*used})
     found = [f"the folder {name}" for name in folders]
     if unused:
@@ -103,28 +103,28 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
 
 
 def _classes(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted; raise UserError if there are none."""
+    """Return the sorted names of the subfolders of a folder; raise UserError if the folder has no subfolders."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
     except OSError as error:
         raise UserError(f"{folder.parent} needs train/<class>/ and test/<class>/: {error}") from error
     if not names:
-        raise UserError(f"{folder} has no folder for a class: put its images into {folder}/<class>/")
+        raise UserError(f"{folder} has no folder for a class: put images of each class into {folder}/<class>/")
     return names
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Resize an image, keeping its proportions, until it just covers width x height; crop the centre of this size."""
+    """Resize an image in proportion, to the least size that covers width x height; return the centre of this size."""
     return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
 
 
 def to_tensor(image: Image.Image, channels: int) -> Tensor:
-    """Return an image as a tensor uint8 (C, H, W): grey if `channels` is 1, RGB if it is 3."""
+    """Return an image as a tensor, uint8 (C, H, W): grey if `channels` is 1, RGB if `channels` is 3."""
     return pil_to_tensor(image.convert("L" if channels == 1 else "RGB"))
 
 
 def mode_of(file: ImageFile) -> str:
-    """Read the header of an image and return PIL's mode; raise UserError with the image's name if it is damaged."""
+    """Return the mode that PIL reads in the header of an image; raise UserError with its name if it is damaged."""
     with _opened(file.name, file.content) as image:
         return image.mode
 
@@ -132,33 +132,33 @@ def mode_of(file: ImageFile) -> str:
 def read_image(path: str, size: int | None = None, content: Content = None) -> Image.Image:
     """Decode an image to 8 bits per channel, grey ("L") or RGB.
 
-    The image is rotated as its EXIF data say. Transparent pixels are blended with white.
+    The function rotates the image by its EXIF data, and blends transparent pixels with white.
 
     Args:
-        path: path of the file; with `content`, a name for messages.
-        size: number of pixels to which the caller will resize the shorter side. A larger JPEG may be decoded at a
+        path: path of the file, or, if `content` is given, a name for messages.
+        size: number of pixels to which the caller will resize the shorter side. A much larger JPEG may be decoded at a
             reduced size, which is faster.
-        content: returns the bytes of the image, if it is not a file.
+        content: function that returns the bytes of the image, if the image is not a file.
 
     Raises:
         UserError: the image is damaged, is larger than PIL allows, or has more than 16 bits per channel.
     """
     with _opened(path, content) as file:
         if size is not None:
-            file.draft(None, (2 * size, 2 * size))  # decode a JPEG at a reduced size, but not below this
+            file.draft(None, (2 * size, 2 * size))  # decode a JPEG at a reduced size, at least 2 · size
         image: Image.Image = _whole_range(file, ImageOps.exif_transpose(file))
     return in_grey_or_rgb(image, path)
 
 
 def _whole_range(file: Image.Image, image: Image.Image) -> Image.Image:
     """Rescale an image with more than 8 bits per channel to levels from 0 (black) to 65535 (white)."""
-    if file.format == "PPM" and image.mode == "I":  # PIL has scaled it to 16 bits
+    if file.format == "PPM" and image.mode == "I":  # PIL has scaled the levels to 16 bits
         return image.convert("I;16")
     if file.format == "TIFF" and image.mode.startswith("I;16"):
         tags: Mapping[int, Any] = file.tag_v2  # type: ignore[attr-defined]
         bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
         levels = np.asarray(image).astype(np.uint16) << (16 - bits)
-        is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # 0 is white
+        is_negative = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0  # level 0 is white
         return Image.fromarray((1 << 16) - (1 << (16 - bits)) - levels if is_negative else levels)
     return image
 
@@ -166,7 +166,8 @@ def _whole_range(file: Image.Image, image: Image.Image) -> Image.Image:
 def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
     """Convert an image of any mode to grey ("L") or RGB, and blend transparent pixels with white.
 
-    An image with 16 bits per channel keeps the upper 8 bits. An image with more raises UserError with its name.
+    Of 16 bits per channel, the upper 8 bits are kept. If the image has more than 16 bits per channel, the function
+    raises UserError with `name`.
     """
     is_grey = image.mode in GREY
     if image.mode.startswith("I;16"):
@@ -176,7 +177,7 @@ def in_grey_or_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in ("I", "F"):  # PIL would clip values above 255
         raise UserError(f"{name} has more than 16 bits per channel: save it with 8 bits")
     hidden = image.info.get("transparency")
-    if isinstance(hidden, tuple) and max(hidden) > 255:  # PIL reduces the image to 8 bits but not this colour
+    if isinstance(hidden, tuple) and max(hidden) > 255:  # PIL does not reduce this colour to 8 bits
         image = image.copy()
         image.info["transparency"] = tuple(level >> 8 for level in hidden)
     if image.has_transparency_data:  # the colours of transparent pixels are arbitrary
@@ -194,5 +195,5 @@ def _opened(path: str, content: Content) -> Iterator[Image.Image]:
     except Image.DecompressionBombError as error:
         pixels = str(error).partition(",")[0]  # "Image size (196000000 pixels) exceeds limit of 178956970 pixels"
         raise UserError(f"{path} is too large: {pixels}: save it with fewer pixels") from error
-    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError and others, depending on what is broken
+    except Exception as error:  # PIL raises errors of many types, depending on the damage
         raise UserError(f"{path} is not a readable image ({error!r}): replace or remove it") from error

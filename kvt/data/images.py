@@ -1,4 +1,4 @@
-"""Image classification data sets as uint8 tensors, from folders of images, Hugging Face or torchvision."""
+"""Read data sets for image classification as uint8 tensors, from folders, Hugging Face or torchvision."""
 
 import hashlib
 import os
@@ -44,7 +44,7 @@ def open_images(
 ) -> "DecodedSource | KnownSource":
     """Return the source of images: `root` if given, else the folder `data_dir/dataset` if it exists, else a known set.
 
-    The known set is `sets[dataset]`; `sets` is `SETS` by default.
+    The known set is `sets[dataset]`, where `sets` is `SETS` by default.
     """
     sets = SETS if sets is None else sets
     if root is not None:
@@ -55,7 +55,7 @@ def open_images(
     folder = data_dir / dataset
     if os.path.isdir(folder) and "train" in split_folders(folder)[0]:
         source = DecodedSource(list_folder(folder), data_dir, image_size)
-        source.name = dataset  # the folder may be a link to a folder with another name
+        source.name = dataset  # `folder` may be a link to a folder with another name
         return source
     if image_size is not None:
         raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
@@ -66,17 +66,17 @@ class DecodedSource:
     """Images of any format and size from a folder or a Hugging Face data set, decoded once and cached.
 
     A folder has images in `root/train/<class>/` and `root/test/<class>/`, and optionally in `root/val/<class>/`.
-    `SPLIT_NAMES` lists other accepted names of these folders. Images are in the order of torchvision's ImageFolder.
-    `list_images` describes how a data set is read.
+    `SPLIT_NAMES` lists other accepted names of the folders train, test and val. Images have the order of torchvision's
+    ImageFolder. `list_images` describes how images of a Hugging Face data set are found.
 
-    The decoded images are grey if all files are grey, else RGB. They are rotated as their EXIF data say. Transparent
-    pixels are blended with white. Only the first frame of a file is read. A level of 16 bits keeps its upper 8 bits.
-    With `image_size`, the shorter side is resized to `image_size` pixels, and the centre is cropped to a square.
-    Without it, all images must have the same size. The decoded tensors are cached in `data_dir/.cache`, under a hash of
-    the paths, sizes and times of all files.
+    The decoded images are grey if all files are grey, otherwise RGB. Images are rotated by their EXIF data. Transparent
+    pixels are blended with white. Only the first frame of a file is read. Of a level with 16 bits, the upper 8 bits are
+    kept. With `image_size`, the shorter side is resized to `image_size` pixels, and the centre is cropped to a square.
+    Without `image_size`, all images must have equal sizes. The decoded tensors are cached in `data_dir/.cache`. The
+    name of the cache file contains a hash of the paths, sizes and times of all image files.
 
-    A root with images but without train/ is one split, "predict", which has no classes: its labels are −1. It is not
-    cached.
+    A folder with images but without train/ has one split, "predict". Its images have no classes, so all labels are −1.
+    Its decoded tensors are not cached.
     """
 
     def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
@@ -96,7 +96,7 @@ class DecodedSource:
         self.shape = (self._channels(), image.height, image.width)
 
     def prepare(self) -> None:
-        """Decode all images into the cache unless it is complete. Several processes may call this at once."""
+        """Decode all images into the cache unless it is complete; several processes may call `prepare` at once."""
         if self.has_classes:
             cache_splits(self._cache, lambda: {split: self._decode(split) for split in self._files}, self._read_cache)
 
@@ -105,9 +105,9 @@ class DecodedSource:
         return [*self._files]
 
     def files(self, split: str) -> list[str] | None:
-        """Return the files of a split, relative to the root, in the order of its images.
+        """Return the paths of the files of a split, relative to the root, in the order of the images of the split.
 
-        The result is None if the images are not single files.
+        The result is None if a file contains more than one image, as in a Hugging Face data set.
         """
         return [
             os.path.relpath(file.name, self.root) for file in self._files.get(split, ()) if not file.content
@@ -136,12 +136,12 @@ class DecodedSource:
         return read_splits(path, self._files)
 
     def _channels(self) -> int:
-        with suppress(UserError):  # if the cache can be read, no image file is opened
+        with suppress(UserError):  # if the cache is readable, there is no need to open image files
             return self._read_cache(self._cache)["train"][0].shape[1]
         return 1 if all(mode_of(file) in GREY for file in self._all()) else 3
 
     def _decode(self, split: str) -> tuple[Tensor, Tensor]:
-        # in one thread: PIL holds the GIL for most of the time, and two threads took twice as long
+        # in one thread, because PIL holds the GIL for most of the time: two threads took twice as long
         files = self._files[split]
         channels, height, width = self.shape
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
@@ -166,12 +166,13 @@ class ImageSet:
     Args:
         shape: shape of an image, (C, H, W).
         classes: names of the classes.
-        read: function of data_dir and "train" or "test"; returns images, uint8 (N, C, H, W), and labels, int64 (N,).
-        files: names of the data set's files, with their SHA-256.
+        read: function of two arguments, data_dir and "train" or "test", that returns images, uint8 (N, C, H, W), and
+            labels, int64 (N,).
+        files: dict that maps the names of the files of the data set to their SHA-256.
         folder: folder of the files, relative to data_dir.
-        url: address of the folder from which the files are downloaded and unpacked; "": the user provides the files.
-        mean: mean of the pixels, from 0 to 1, for normalisation; one number, or one for each channel.
-        std: standard deviation of the pixels, for normalisation; one number, or one for each channel.
+        url: address of the folder from which kvt downloads the files; "" means that the user provides the files.
+        mean: mean of the pixels, from 0 to 1, for normalisation: one number, or one number for each channel.
+        std: standard deviation of the pixels, for normalisation: one number, or one number for each channel.
     """
 
     shape: tuple[int, int, int]
@@ -185,7 +186,7 @@ class ImageSet:
 
 
 def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tensor, Tensor]]:
-    """Return a function for `ImageSet.read` that reads a data set of torchvision."""
+    """Return a function that reads a data set of torchvision, for the field `read` of an `ImageSet`."""
 
     def read(data_dir: Path, split: str) -> tuple[Tensor, Tensor]:
         data = dataset(data_dir, train=split == "train")
@@ -196,9 +197,9 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tens
 
 
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
-DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # MNIST's, for both sets
+DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # mean and std of MNIST
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}
-PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's, for both sets
+PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # of CIFAR-10
 SETS: dict[str, ImageSet] = {
     "mnist": ImageSet(
         **DIGITS,
@@ -242,7 +243,7 @@ SETS: dict[str, ImageSet] = {
 
 
 class KnownSource:
-    """Images of an `ImageSet`, read from `data_dir`, and downloaded if they are missing."""
+    """The images of an `ImageSet`, which are read from `data_dir`. Missing files are downloaded."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
@@ -251,10 +252,10 @@ class KnownSource:
         self.data_dir, self._set, self._folder = data_dir, known, data_dir / known.folder
 
     def files(self, split: str) -> None:
-        """Return None, because the images are not single files."""
+        """Return None, because a file contains more than one image."""
 
     def prepare(self) -> None:
-        """Download and unpack files that are missing or broken. Several processes may call this at once."""
+        """Download and unpack files that are missing or broken; several processes may call `prepare` at once."""
         images = self.data_dir / self.name
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
         remedy = f"put new copies of {', '.join(self._set.files)} there, or {own}, or {ELSEWHERE}"
@@ -264,7 +265,7 @@ class KnownSource:
     def load(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first.
 
-        Raises UserError unless there are as many labels as images, and all labels are numbers of classes.
+        Raises UserError unless there are as many labels as images, and each label is the number of a class.
         """
         images, labels = self._set.read(self.data_dir, split)
         name, count = f"{self.name} in {self._folder}: {split}", len(self.classes)
@@ -274,13 +275,13 @@ class KnownSource:
             )
         if len(labels) and not 0 <= labels.min() <= labels.max() < count:
             are_what = f"{name} has labels from {labels.min()} to {labels.max()}, for classes from 0 to {count - 1}"
-            raise UserError(f"{are_what}: use the files of {self.name}, or describe yours with an ImageSet")
+            raise UserError(f"{are_what}: use the files of {self.name}, or describe your files with an ImageSet")
         return images, labels
 
     def _fetch(self) -> None:
         if not self._set.url:
-            raise OSError("it has no download address")
-        with suppress(Exception):  # first unpack local files, which may differ from the published ones only in packing
+            raise OSError("the ImageSet has no url")
+        with suppress(Exception):  # first unpack local files: they may differ from the published files only in packing
             self._unpack(name for name in self._set.files if Path(name).suffixes == [".gz"])  # a .gz holds one file
         if self._is_whole():
             return
@@ -306,7 +307,7 @@ class KnownSource:
 ImageSource = DecodedSource | KnownSource
 """A source of images.
 
-It has the attributes `name`, `classes`, `shape` and `splits`, and the method `files`. `key` names caches of tensors
-that are computed from these images. `content` is a hash of the images that does not depend on their location.
-`left_out` describes files that are in no split.
+A source has the attributes `name`, `classes`, `shape` and `splits`, and the method `files`. The attribute `key` names
+caches of tensors that are computed from the images. `content` is a hash of the images, independent of their location,
+or the name of a known set. `left_out` describes files that are in no split.
 """

@@ -1,4 +1,4 @@
-"""Data loaders that index tensors in memory; order and randomness depend only on (seed, epoch, batch)."""
+"""Data loaders for tensors in memory. The order of rows and all randomness depend only on (seed, epoch, batch)."""
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -11,11 +11,11 @@ from torchtext.data import pool
 from kvt.data.order import derive_seed, random_order
 from kvt.system.errors import UserError, require_positive
 
-GPU_SHARE = 0.25  # the largest share of a GPU's free memory that a split of the data may take
+GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensors of a split may take
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that a training step uses, with the same effect as `torch.manual_seed`.
+    """Seed the generators that a training step uses; the random numbers are those after `torch.manual_seed`.
 
     `torch.manual_seed` takes 180 µs, because it records a call stack for every kind of device that is absent. This
     function takes 2 µs.
@@ -28,26 +28,26 @@ def seed_generators(seed: int) -> None:
 
 
 class Batches:
-    """Data loader of tensors of equal length that resumes exactly where it stopped.
+    """Data loader of tensors with equal numbers of rows; after an interruption, it continues with the next batch.
 
-    With `shuffle`, epoch e visits the rows in the `random_order` of (seed, e). With `reseed`, torch's generators are
-    seeded with (seed, e, batch, rank) before each batch, so that augmentation and dropout do not depend on earlier
-    batches.
+    With `shuffle`, the loader yields the rows of epoch e in the `random_order` of (seed, e). With `reseed`, the loader
+    seeds torch's generators with (seed, e, batch, rank) before each batch, so that augmentation and dropout do not
+    depend on earlier batches.
 
-    Process r of w processes takes the batches r, r + w, …. All processes take the same number of batches. With
-    `shuffle`, the b-th batches of all processes together are batch b of one process with w times the batch size.
-    Without `shuffle`, every row is visited once, and the batches of several processes have nearly equal sizes.
+    Process r of w processes takes the batches r, r + w, …. All processes take equal numbers of batches. With `shuffle`,
+    the b-th batches of all processes together equal batch b of a single process with w times the batch size. Without
+    `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
 
-    If all tensors take at most `GPU_SHARE` of a GPU's free memory, they are moved to the GPU at the first batch. The
-    batches are the same on every device.
+    If all tensors take at most `GPU_SHARE` of a GPU's free memory, the loader moves them to the GPU before the first
+    batch. The values of the batches do not depend on the device.
 
     Args:
-        tensors: the data; the first dimension counts the rows.
-        batch_size: rows in a batch of one process.
+        tensors: the data. The first dimension of every tensor is the number of rows.
+        batch_size: number of rows in a batch of one process.
         shuffle: whether rows are in random order.
-        drop_last: whether to drop the last batch if it has fewer rows.
-        reseed: whether torch's generators are seeded before each batch; default: `shuffle`.
-        seed: determines order and randomness.
+        drop_last: whether to drop the last batch if it has fewer than `batch_size` rows.
+        reseed: whether to seed torch's generators before each batch; default: `shuffle`.
+        seed: seed of the order of the rows and of torch's generators.
         rank: index of this process.
         world_size: number of processes.
         device: device on which the batches will be used.
@@ -80,7 +80,7 @@ class Batches:
         self.batches = batches // world_size if shuffle else rounds
         if not self.batches:
             found = f"batch_size={batch_size} makes {batches} batches of {self.rows} rows"
-            remedy = "choose a smaller one" if self.rows >= world_size else "use fewer --devices"
+            remedy = "choose a smaller batch_size" if self.rows >= world_size else "use fewer --devices"
             raise UserError(f"{found}, too few for {world_size} processes: {remedy}")
         self.epoch = self.next_batch = self.resume_at = 0
 
@@ -98,12 +98,12 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return a function from the number of a batch, counted over all processes, to the row numbers of the batch."""
+        """Return a function that maps the number of a batch, counted over all processes, to the rows of the batch."""
         size, parts = self.batch_size, self.batches * self.world_size
         device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device
         if self.shuffle:
             order = random_order(self.rows, derive_seed(self.seed, self.epoch))
-            order = order.to(device) if isinstance(order, Tensor) else order  # a FeistelOrder stays
+            order = order.to(device) if isinstance(order, Tensor) else order  # a FeistelOrder has no device
             return lambda batch: order[batch * size : (batch + 1) * size].to(device, non_blocking=True)
         if self.world_size == 1:
             return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows), device=device)
@@ -114,11 +114,11 @@ class Batches:
 
     @property
     def sampler(self) -> "Batches":
-        """This loader: the Trainer calls `sampler.set_epoch` before every epoch."""
+        """This loader itself, because the Trainer calls `sampler.set_epoch` before every epoch."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:  # drops the remaining batches of an unfinished epoch
+        if epoch != self.epoch:  # a new epoch drops the remaining batches of an unfinished epoch
             self.epoch, self.next_batch, self.resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -127,21 +127,21 @@ class Batches:
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue the next iteration after the last batch that was served when `state_dict` was called."""
+        """Restore the state, so that the next iteration begins after the last batch before the call of `state_dict`."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
 
 class SentenceBatches(Batches):
-    """Data loader of padded sentences: a batch is trimmed to its longest sentence, and includes its row numbers.
+    """Data loader that trims padded sentences to the longest sentence of a batch, and adds row numbers to the batch.
 
-    With `shuffle`, a batch has sentences of similar length. Each epoch the rows are shuffled and cut into pools of a
-    hundred batches. A pool is sorted by length and cut into batches, which are shuffled within the pool. The rows that
-    share a batch therefore depend on `batch_size`, and w processes do not see the batches of one process with w times
-    the batch size.
+    With `shuffle`, a batch has sentences of similar length. In each epoch, the rows are shuffled and cut into pools of
+    a hundred batches. Each pool is sorted by length and cut into batches, which are shuffled within the pool. Which
+    rows are in one batch therefore depends on `batch_size`. Unlike in `Batches`, the batches of w processes together
+    do not equal a batch of a single process with w times the batch size.
 
-    `sentences` are int64 (rows, longest), padded with `pad`. A parallel corpus is sorted by the lengths of the first
-    language, then of the second.
+    `sentences` are int64 (rows, longest), padded with `pad`. Sentences in two languages are sorted by their lengths in
+    the first language; sentences of equal length are sorted by their lengths in the second language.
     """
 
     ragged = rows_on_host = True
@@ -180,7 +180,7 @@ class SentenceBatches(Batches):
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Move tensors to a GPU if they take at most `GPU_SHARE` of its free memory; else return them unchanged."""
+    """Move tensors to a GPU if they need at most `GPU_SHARE` of its free memory; otherwise return them unchanged."""
     if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # "cuda" and "cuda:0" compare unequal
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
@@ -189,21 +189,21 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a view and its whole storage to a device, so that overlapping windows of a text stay views of one storage.
+    """Copy the storage of a view to a device, and return a view of the copy; overlapping rows are not duplicated.
 
-    Nothing is copied if the storage is already on the device.
+    If the storage is already on the device, the function copies nothing.
     """
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def row_hashes(examples: Tensor) -> Iterator[bytes]:
-    """Yield a hash of 16 bytes for each row of a tensor; equal rows have equal hashes.
+    """Yield a hash of 16 bytes for each row of a tensor, which is equal for equal rows.
 
     >>> same, other, again = row_hashes(torch.tensor([[1, 2], [1, 3], [1, 2]]))
     >>> (same == again, same == other)
     (True, False)
     """
-    for part in examples.split(4096):  # in parts: copies of overlapping rows need much memory
+    for part in examples.split(4096):  # in parts, because a copy of overlapping rows needs much memory
         for row in part.cpu().numpy():
             yield blake2b(row.tobytes(), digest_size=16).digest()

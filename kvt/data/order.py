@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 LARGE = 10**7
-"""The largest number of rows whose order is kept in memory, with 8 bytes per row."""
+"""The largest number of rows for which `random_order` keeps all row numbers in memory, with 8 bytes per row."""
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return a 63-bit seed for a tuple of integers; nearby tuples give unrelated seeds."""
+    """Return a 63-bit seed for a tuple of integers; seeds of similar tuples are unrelated."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:  # one round of splitmix64 for each number
         state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -27,12 +27,12 @@ def random_order(rows: int, seed: int) -> "Tensor | FeistelOrder":
 
 
 class FeistelOrder:
-    """A pseudo-random permutation of 0 … rows − 1; only requested slices are computed, as int64 tensors.
+    """A pseudo-random permutation of 0 … rows − 1, of which only requested slices are computed, as int64 tensors.
 
-    Position p is written as a + s b with s = ⌈√rows⌉. A round maps (a, b) to (b, (a + h(b)) mod s), where h is a hash
-    with a different key in each round. This is a Feistel network, which is a bijection on 0 … s² − 1 for any h (Luby
-    and Rackoff 1988). A result of at least `rows` passes through the network again until it is below `rows` (cycle
-    walking; Black and Rogaway 2002).
+    A position p = a + s b, with s = ⌈√rows⌉, is represented by (a, b). A round maps (a, b) to (b, (a + h(b)) mod s),
+    where h is a hash with a different key in each round. The rounds form a Feistel network, which is a bijection on
+    0 … s² − 1 for any h (Luby and Rackoff 1988). The network is applied again to a result of at least `rows`, until the
+    result is below `rows` (cycle walking; Black and Rogaway 2002).
 
     >>> sorted(FeistelOrder(5, seed=0)[0:5].tolist())
     [0, 1, 2, 3, 4]
@@ -53,7 +53,7 @@ class FeistelOrder:
     def _permuted(self, numbers: Tensor) -> Tensor:
         a, b = numbers % self.side, numbers // self.side
         for key in self.keys:
-            mixed = (b ^ key) * -0x61C8864680B583EB  # wraps around, as in splitmix64
+            mixed = (b ^ key) * -0x61C8864680B583EB  # int64 overflow wraps around, as in splitmix64
             mixed = (mixed ^ (mixed >> 32)) * -0x40A7B892E31B1A47
             a, b = b, (a + (mixed ^ (mixed >> 29)) % self.side) % self.side
         return a + self.side * b

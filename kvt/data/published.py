@@ -1,20 +1,20 @@
-"""The sizes of the known data sets, as published."""
+"""The published sizes of the data sets that kvt knows by name."""
 
 from collections.abc import Mapping
 
 UNPUBLISHED = "not_published"
-"""The key of the phrase of `other_counts` among the notes of a result."""
+"""The key under which the notes of a result have the phrase that `other_counts` returns."""
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
 COUNTS: Mapping[str, Mapping[str, int]] = {
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},
     "multi30k": {"train": 29_000, "val": 1_014, "test": 1_000},
     "tinyshakespeare": {"text": 1_115_394},
 }
-"""The number of examples in each split of a data set, or of characters in a text. Images have no "val"."""
+"""The number of examples in each split of a data set; for a text, its number of characters as "text"."""
 
 
 def other_counts(name: str, counts: Mapping[str, int]) -> str | None:
-    """Return a phrase on the parts of a known data set whose sizes are not the published ones, else None.
+    """Return a phrase that compares sizes of a known data set with published sizes, or None if all sizes agree.
 
     >>> other_counts("cifar10", {"train": 50_000, "test": 1_000})
     'cifar10 has 1,000 in test instead of 10,000'

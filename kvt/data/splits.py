@@ -1,4 +1,4 @@
-"""Generate splits that share no example."""
+"""Generate random splits such that no example is in two splits."""
 
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -11,10 +11,10 @@ from kvt.data.loader import row_hashes
 from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
-"""A function that draws a number of examples; the first tensor is the model's input."""
+"""A function that draws a given number of examples, and returns tensors, of which the first is the model's input."""
 Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
-"""A function that replaces examples by new examples of the same kind; it may return an example unchanged."""
-HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to every split but the first
+"""A function that replaces examples by new examples of equal kind. It may leave some examples unchanged."""
+HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to each split except the first
 
 
 def draw_apart(
@@ -27,20 +27,22 @@ def draw_apart(
 ) -> dict[str, tuple[Tensor, ...]]:
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
-    If few different examples are possible, the first split soon contains all frequent examples, and the other splits
-    have a different distribution. To avoid this, pass `redraw`. If the splits share an example, a hash of the input
-    then assigns every possible example to one split, and `redraw` replaces examples that belong to another split.
+    If few different examples are possible, the first split may contain all frequent examples, so that later splits have
+    a different distribution. To avoid this bias, pass `redraw`. If the drawn splits have an example in common, a hash
+    of the input then assigns every possible example to one split, and `redraw` replaces each example that the hash
+    assigns to another split.
 
     Args:
-        draw: draws the examples of a split.
-        sizes: number of examples of each split.
-        seed: determines all draws.
-        tries: number of times that examples are replaced before an error is raised.
-        redraw: replaces examples by examples of the same kind, so that all splits have the same share of each kind.
-        by_hash: whether a hash assigns examples to splits even if the splits share no example.
+        draw: function that draws the examples of a split.
+        sizes: dict that maps the name of each split to its number of examples.
+        seed: seed of all draws.
+        tries: number of times that examples are replaced before the function raises an error.
+        redraw: function that replaces examples by examples of equal kind, so that all splits have equal fractions of
+            each kind.
+        by_hash: whether a hash assigns examples to splits even if the drawn splits have no example in common.
 
     Raises:
-        ValueError: a split still has examples of another split after `tries` replacements.
+        ValueError: after `tries` replacements, a split still has examples that belong to another split.
     """
     names = [*sizes]
     generators = [torch.Generator().manual_seed(derive_seed(seed, stream)) for stream in range(len(names))]

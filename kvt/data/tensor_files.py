@@ -1,4 +1,4 @@
-"""Read files of tensors without running code, and cache tensors in the data folder, which several users may share."""
+"""Read files of tensors without running code, and cache tensors in the data folder, which users may share."""
 
 import hashlib
 import warnings
@@ -17,18 +17,18 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, require_file
 
 Splits = dict[str, tuple[Tensor, Tensor]]
-"""For each split: a tensor of images or features, and a tensor of labels."""
+"""A dict that maps each split to a tensor of images or features and a tensor of labels."""
 SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
-"""Maps lower-case names of folders and of a data set's splits to kvt's splits."""
+"""A dict that maps lower-case names of folders, or of splits of a data set, to the names of kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # the remedy for a data folder
+ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # a remedy in messages
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Find the names that `SPLIT_NAMES` maps to splits; return a dict from splits to names, and a list of other names.
+    """Return a dict from kvt's splits to the names that `SPLIT_NAMES` maps to them, and a list of all other names.
 
-    Raises UserError if two names mean the same split; `place` is the name of the folder or data set in the message.
+    Raises UserError if two names mean the same split. The message names the folder or data set as `place`.
     """
     found: dict[str, str] = {}
     others = []
@@ -44,13 +44,13 @@ def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
-    """Return the content of a file of torch.save: plain data and CPU tensors. Code in the file is never run.
+    """Return the content, plain data and CPU tensors, of a file that torch.save wrote. Code in the file is never run.
 
     Raises exceptions of many types if the file is missing, is damaged, contains code, or was not written by torch.save.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():  # torch ignores the checksums
+            if damaged := archive.testzip():  # torch.load does not verify checksums
                 raise ValueError(f"{damaged} is damaged")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about deprecated kinds of tensors
@@ -58,7 +58,7 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return the memory-mapped tensors of a file of the form `LAYOUT`; raise UserError if it cannot be read."""
+    """Return the memory-mapped tensors of a file with the content `LAYOUT`; raise UserError if they are unreadable."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
@@ -73,7 +73,7 @@ def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
 
 
 def fingerprint(splits: Splits) -> str:
-    """Return a hash of the values, types and shapes of tensors, 16 hexadecimal digits."""
+    """Return a hash of the values, dtypes and shapes of tensors, as 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for tensor in chain.from_iterable(splits.values()):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -84,8 +84,8 @@ def fingerprint(splits: Splits) -> str:
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    The file may have features of any floating type, and labels of any integer type. Raises UserError with the file's
-    name if a label is negative, or if types or shapes do not fit.
+    Features in the file may have any floating-point dtype, and labels any integer dtype. Raises UserError with the name
+    of the file if a label is negative, or if dtypes or shapes do not fit.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]
@@ -95,19 +95,19 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        # converted before the comparison, which torch lacks for some unsigned types
+        # converted before the comparison with 0, which torch lacks for some unsigned dtypes
         whole = None if labels.is_complex() else labels.to(torch.int64, copy=True)
         if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
-            raise UserError(f"{path}: {split!r} needs integer labels from 0 on")
+            raise UserError(f"{path}: {split!r} needs integer labels, at least 0")
         splits[split] = (features.detach().to(torch.float32, copy=True), whole)
     return splits
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
-    """Run `work` unless `is_done()`; if several processes call this, one runs it and the others wait.
+    """Call `work()` unless `is_done()`; if several processes call `once`, one process works and the others wait.
 
-    The processes, which may belong to different users, share a lock file in the data folder. If `is_done()`, no lock is
-    taken, so that the folder may be read-only. Calls may be nested.
+    The processes may belong to different users, and share a lock file in the data folder. If `is_done()` is true, the
+    function does not use the lock file, so that the folder may be read-only. Calls of `once` may be nested.
     """
     if is_done():
         return
@@ -118,12 +118,12 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) 
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
     with lock:
-        if not is_done():  # another process may have done it while this one waited
+        if not is_done():  # another process may have worked while this process waited
             work()
 
 
 def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:
-    """Write the splits that `make` returns to `path`, a .pt file in `data_dir/.cache`, unless `read` can read it."""
+    """Write the result of `make` to `path`, a .pt file in `data_dir/.cache`, unless `read` can read that file."""
 
     def is_cached() -> bool:
         with suppress(UserError):
@@ -131,7 +131,7 @@ def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], 
         return False
 
     def save() -> None:
-        for leftover in path.parent.glob("*.pt.*.tmp"):  # left by a killed process
+        for leftover in path.parent.glob("*.pt.*.tmp"):  # files of a killed process
             leftover.unlink()
         tensors = make()
         with atomically(path) as part, part.open("wb") as file:

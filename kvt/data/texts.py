@@ -1,4 +1,4 @@
-"""Read documents from UTF-8 files and folders of any size."""
+"""Read documents from UTF-8 files, or from folders of UTF-8 files, of any size."""
 
 import codecs
 import hashlib
@@ -13,18 +13,18 @@ from pathlib import Path
 from kvt.system.errors import UserError
 from kvt.system.files import list_files, require_file, state_of
 
-PIECE = 2**23  # bytes of text that are read and encoded at once
+PIECE = 2**23  # number of bytes of text that are read and encoded at once
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-"""The folder of Python's standard library (PSF licence), a text that every user of Python has."""
-PACKAGES = ("site-packages", "__pycache__")  # folders that are not part of the standard library
+"""The folder of Python's standard library (PSF licence), which every user of Python has as an example of text."""
+PACKAGES = ("site-packages", "__pycache__")  # subfolders of LIBRARY that are not part of the standard library
 LEARNED = 2**26  # the largest number of bytes of text from which byte pairs are learned
 Group = list[tuple[Path, int, int]]
-"""Byte ranges of files: path, start, and stop (exclusive)."""
-MARKS = {  # byte order marks of other encodings; UTF-32 comes first, as its mark begins with a mark of UTF-16
+"""A list of byte ranges of files. A range has a path, a start and a stop, which is exclusive."""
+MARKS = {  # byte order marks of other encodings; UTF-32 is first, as its mark begins with a mark of UTF-16
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
 }
-FORMATS = {  # patterns of the first bytes of other file formats
+FORMATS = {  # maps patterns of the first bytes of other file formats to messages
     rb"\x1f\x8b": "gzip data: unpack it with gunzip",
     rb"\x28\xb5\x2f\xfd": "zstd data: unpack it with unzstd",
     rb"\xfd7zXZ\0": "xz data: unpack it with unxz",
@@ -37,14 +37,14 @@ FORMATS = {  # patterns of the first bytes of other file formats
     rb"\n[\s\S]\n\x05<unk>": "a SentencePiece model: convert it to tokenizer.json",
 }
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Pattern of places where the pre-tokenizers of GPT-2 and its successors always split a text.
+"""Pattern of positions where the pre-tokenizers of GPT-2 and its successors always split a text.
 
-These places are before a space between two letters, and after a line end that is not next to white space.
+The positions are before a space between two letters, and after a line end that is not next to white space.
 """
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return the text of a UTF-8 file, as in `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
+    """Return the text of a UTF-8 file, as `decode_pieces`; raise UserError if it is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -52,7 +52,7 @@ def read_text(path: Path, remedy: str = "name a text file") -> str:
 
 
 def fingerprint(text: str) -> str:
-    """Return a hash of a text as 16 hexadecimal digits; `result.json` records it as `content`."""
+    """Return a hash of a text as 16 hexadecimal digits; `result.json` records this hash as `content`."""
     return hashlib.sha256(f"{len(text)} {text}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
@@ -62,7 +62,7 @@ def plain(text: str) -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Return the text of a file with these bytes, as in `decode_pieces`; `name` is the file's name in messages."""
+    """Return the text of a file with the bytes `raw`, as `decode_pieces`; messages call the file `name`."""
     return "".join(decode_pieces([raw], name))
 
 
@@ -70,7 +70,7 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
     r"""Decode the pieces of a UTF-8 file; remove a byte order mark at the beginning, and replace \r\n by \n.
 
     Raises UserError if the file is not UTF-8, or if more than a tenth of its bytes are NUL, which suggests UTF-16
-    without a byte order mark. The message names the file, and its format or encoding if it can be recognised.
+    without a byte order mark. The message names the file. It also names the format or encoding if kvt recognises it.
     """
     marked, size, zeros = None, 0, [0, 0]  # NUL bytes at even and at odd positions
     for raw in pieces:
@@ -81,7 +81,7 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[str]:
         if raw.count(0):
             zeros = [count + raw[(size + odd) % 2 :: 2].count(0) for odd, count in enumerate(zeros)]
         try:
-            text = raw.decode("utf-8")  # errors of "utf-8-sig" do not count the mark's bytes
+            text = raw.decode("utf-8")  # positions in errors of "utf-8-sig" do not count the bytes of the mark
         except UnicodeDecodeError as error:
             if marked:
                 raise UserError(f"{name} is {marked}: convert it, e.g. iconv -f {marked} -t UTF-8") from error
@@ -103,15 +103,15 @@ def _require_few_zeros(zeros: list[int], size: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a UTF-8 file or of a folder of such files, which are read in pieces.
+    """The documents of a UTF-8 file, or of the UTF-8 files in a folder. Documents are read in pieces.
 
-    Files of a folder are in a random order that depends only on their names. Validation uses the last part of the
-    corpus, which is therefore a random choice of files.
+    The files of a folder have a random order that depends only on the names of the files. Validation uses the last part
+    of the corpus, which is therefore a random selection of files.
 
     Args:
-        root: a UTF-8 file, or a folder, which is searched recursively; files that are not UTF-8 are left out.
+        root: path of a UTF-8 file, or of a folder. Files in subfolders are included, and other files are left out.
         pattern: pattern of the names of files in the folder, such as "*.txt".
-        separator: string between the documents of a file; None: every file is one document.
+        separator: string between the documents of a file; None means that every file is one document.
     """
 
     root: Path
@@ -120,16 +120,16 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[Path]:
-        """All files that are not empty; raises UserError if there are none."""
+        """All files that match `pattern` and are not empty; raises UserError if there are no such files."""
         listed = [self.root] if self.root.is_file() else list_files(self.root, self.pattern, PACKAGES)
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
-        remedy = "name a file, or a folder of them"
+        remedy = "name a file, or a folder of files"
         raise UserError(f"--text {self.root}: no file with content matches --pattern {self.pattern!r}: {remedy}")
 
     @cached_property
     def texts(self) -> list[Path]:
-        """The files that `decode_pieces` reads without an error; raises UserError if there are none."""
+        """The files that `decode_pieces` reads without an error; raises UserError if there are no such files."""
         texts, reasons = [], []
         for path in self.files:
             try:
@@ -146,7 +146,7 @@ class Corpus:
 
     @property
     def left_out(self) -> str | None:
-        """Number of the files that are not text, with the name of the first; None if all files are text."""
+        """A phrase with the number of files that are not text, and the first such file; None if all files are text."""
         texts = set(self.texts)
         if not (others := [path.relative_to(self.root) for path in self.files if path not in texts]):
             return None
@@ -154,11 +154,11 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """A string that changes with the names, sizes and times of the files, and with the separator."""
+        """A string that changes if the name, size or time of a file changes, or if the separator changes."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def pieces(self) -> Iterator[Group]:
-        """Yield groups of byte ranges, about `PIECE` bytes per group, cut between documents or lines."""
+        """Yield groups of byte ranges with about `PIECE` bytes per group; files are cut between documents or lines."""
         group: Group = []
         size = 0
         for path in self.texts:
@@ -171,9 +171,9 @@ class Corpus:
         yield group
 
     def read(self, group: Group) -> Iterator[tuple[str, bool]]:
-        """Yield the documents of a group as pairs of a text and whether the document ends with it.
+        """Yield a pair for each document of a group: a text, and whether the document ends at the end of this text.
 
-        The last document of a byte range may continue in the next range.
+        The last document of a byte range may continue in the next byte range.
         """
         for path, start, stop in group:
             text = _bytes(path, start, stop).decode("utf-8").replace("\r\n", "\n")  # no error: `texts` has decoded it
@@ -185,11 +185,11 @@ class Corpus:
 
     @property
     def validation_pieces(self) -> int:
-        """Number of pieces at the end that are the corpus's own validation split."""
+        """Number of pieces at the end of the corpus that form a validation split given by the corpus."""
         return 0
 
     def sample(self) -> Iterator[str]:
-        """Yield the first documents, about `LEARNED` bytes in total, from which byte pairs are learned."""
+        """Yield the first documents, about `LEARNED` bytes of text in total, for learning byte pairs."""
         size = 0
         for group in self.pieces():
             yield from (text for text, _ in self.read(group))
@@ -198,7 +198,7 @@ class Corpus:
                 return
 
     def _ranges(self, path: Path) -> Group:
-        """Split a file into byte ranges; all but the last have about `PIECE` bytes or more."""
+        """Split a file into byte ranges; each byte range except the last has about `PIECE` bytes or more."""
         ranges, size, start = [], path.stat().st_size, 0
         lines = [re.escape(line.encode()) for line in (self.separator or "").split("\n")]
         mark = re.compile(rb"\r?\n".join(lines).removeprefix(rb"\r?"))
@@ -208,12 +208,12 @@ class Corpus:
                 block, stop = file.read(2 * PIECE), PIECE
                 while block[stop] & 0xC0 == 0x80 or block[stop - 1 : stop + 1] == b"\r\n":
                     stop -= 1  # do not cut inside a character or between \r and \n
-                if self.separator:  # separators are found from the start on, as by `str.split`
+                if self.separator:  # find separators from the start, as `str.split` does
                     found = (match.end() for match in mark.finditer(block))
                     stop = next((end for end in found if end >= PIECE), stop)
                 else:
                     text = block[stop:].decode("utf-8", "ignore")
-                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # or after the next line end
+                    cut = CUT.search(text, 1) or re.search("(?<=\n)", text)  # else cut after the next line end
                     stop += len(text[: cut.start()].encode()) if cut else 0
                 ranges.append((path, start, start + stop))
                 start += stop

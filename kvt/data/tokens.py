@@ -1,4 +1,4 @@
-"""Tokenizers for symbols of a vocabulary, bytes of UTF-8 and byte pairs (as in GPT-2), and files of tokens.
+"""Encode text as symbols of a vocabulary, as UTF-8 bytes or as byte pairs (as in GPT-2), and store tokens in files.
 
 >>> Bytes().encode("ß!"), Bytes().text([195, 159, 33, 256])
 ([195, 159, 33], 'ß!')
@@ -28,16 +28,16 @@ from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
 IGNORE = -100
-"""The target at positions without a prediction: the `ignore_index` of torch's cross-entropy."""
+"""The target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy."""
 UNK = "<unk>"
-"""The symbol that replaces unknown symbols, if it is in the vocabulary."""
+"""The symbol that replaces unknown symbols if the vocabulary contains it."""
 END = "<|endoftext|>"
-"""The token that follows each document of bytes or byte pairs."""
+"""The text of the end token, which follows each document that is encoded as bytes or byte pairs."""
 PART = 2**16  # characters of a text that one CPU core encodes at a time
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
-    """Return the special symbols, then all symbols that occur at least `min_freq` times, the most frequent first.
+    """Return the special symbols, then all symbols that occur at least `min_freq` times, in order of frequency.
 
     >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
@@ -46,10 +46,10 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """Mapping between symbols and ids; an id is the position of a symbol in the list `vocab`.
+    """Mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
 
     Args:
-        vocab: the symbols. If `<unk>` is among them, its id replaces unknown symbols.
+        vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
         separator: string between the symbols of a text: "" for characters, " " for words.
     """
 
@@ -71,7 +71,7 @@ class Vocabulary:
         return [self.vocab[i] for i in ids]
 
     def begin(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt; for an empty prompt, the id of the first symbol of `vocab`."""
+        """Return a list with the ids of a prompt; an empty prompt is replaced by the first symbol of `vocab`."""
         prompt = prompt or self.vocab[0]
         return self.encode(prompt.split() if self.separator else prompt)
 
@@ -79,17 +79,17 @@ class Vocabulary:
         return self.separator.join(self.decode(ids))
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text that each id adds."""
+        """Yield the text that each id adds to the text of earlier ids."""
         return (self.separator + self.vocab[i] for i in ids)
 
 
 class Bytes:
-    """A tokenizer with one token for each of the 256 bytes of UTF-8, and the end token `END`.
+    """A tokenizer for text in UTF-8, with one token for each of the 256 bytes, and the end token `END`.
 
     Attributes:
-        pieces: the bytes of each token; empty for `END`.
-        end: the id of `END`.
-        definition: a string from which `tokens_of` makes an equal tokenizer.
+        pieces: list with the bytes of each token; the end token has no bytes.
+        end: the id of the end token.
+        definition: string from which `tokens_of` makes an equal tokenizer.
     """
 
     definition = "bytes"
@@ -100,7 +100,7 @@ class Bytes:
 
     @cached_property
     def vocab(self) -> list[str]:
-        """The text shown for each token."""
+        """A list with the text that is shown for each token."""
         return [END if i == self.end else piece.decode("utf-8", "replace") for i, piece in enumerate(self.pieces)]
 
     def encode(self, text: str) -> list[int]:
@@ -117,11 +117,11 @@ class Bytes:
         return [self.end, *self.encode(prompt)]
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the text of all ids together; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text that all ids together encode; bytes that are not valid UTF-8 become U+FFFD."""
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def additions(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text that each id adds; the end token adds `END`.
+        """Yield the text that each id adds to the text of earlier ids; the end token adds `END`.
 
         >>> list(Bytes().additions([195, 159, 256, 97]))
         ['', 'ß', '<|endoftext|>', 'a']
@@ -131,12 +131,12 @@ class Bytes:
 
 
 class BytePairs(Bytes):
-    """A byte-level BPE of the library `tokenizers`, given as the content of its tokenizer.json.
+    """A byte-level BPE tokenizer of the library `tokenizers`; `definition` is the content of a tokenizer.json.
 
-    Truncation, padding and dropout in this definition are ignored. Names of special tokens in a text are encoded as
-    ordinary text, so that the end token occurs only at the end of documents. The end token is `END` if the tokenizer
-    has it. Otherwise it is the "eos_token" of the definition, or else `end`, which is added to the definition as
-    "eos_token". Without any of these, `END` is added to the tokenizer.
+    Truncation, padding and dropout in the definition are ignored. If a text contains the name of a special token, the
+    name is encoded as ordinary text, so that the end token occurs only at the end of documents. The end token is `END`
+    if the tokenizer has this token. Otherwise the end token is the "eos_token" of the definition, or the argument
+    `end`, which is then added to the definition as "eos_token". If there is no such name, `END` is added as a token.
     """
 
     def __init__(self, definition: str, name: str = "tokenizer", end: str | None = None) -> None:
@@ -144,11 +144,11 @@ class BytePairs(Bytes):
 
         try:
             content = json.loads(definition)
-            kind, named = content["model"]["type"], content.pop("eos_token", None)  # a key that only kvt adds
+            kind, named = content["model"]["type"], content.pop("eos_token", None)  # only kvt adds the key "eos_token"
             self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the library's Rust code is not an Exception
+        except BaseException as error:  # a panic in the Rust code of `tokenizers` is not an Exception
             raise UserError(f"--tokenizer {name} is not a tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
@@ -162,8 +162,8 @@ class BytePairs(Bytes):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([end])  # the file may lack the token, or have it as an ordinary token
-        self.tokenizer.encode_special_tokens = True  # names of special tokens in a text are ordinary text
+        self.tokenizer.add_special_tokens([end])  # in the file, the token may be missing or ordinary
+        self.tokenizer.encode_special_tokens = True  # encode names of special tokens as ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[end], name
         self.pieces = [b""] * (max(ids.values()) + 1)
@@ -178,8 +178,8 @@ class BytePairs(Bytes):
     def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
         """Encode texts on all CPU cores; return the ids of each text. A long text is encoded in parts (see `CUT`).
 
-        Raises UserError if decoding the ids does not give the text again, for instance if the tokenizer makes the text
-        lower case.
+        Raises UserError if the decoded ids of a text differ from the text, for instance because the tokenizer converts
+        text to lower case.
         """
         parts = [list(_parts(text)) for text in texts]
         found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
@@ -188,20 +188,21 @@ class BytePairs(Bytes):
             if text != back:
                 place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False)))
                 there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (text, back))
-                remedy = "remove its normalizer and add_prefix_space, or choose bpe"
+                remedy = "remove normalizer and add_prefix_space from the file, or choose bpe"
                 raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
         return encoded
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokenizer of a definition: "bytes" or the content of a tokenizer.json; `name` is for messages."""
+    """Return the tokenizer for a definition: "bytes", or the content of a tokenizer.json with `name` in messages."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read the tokenizer.json of a byte-level BPE; raise UserError if the file is something else.
+    """Read the tokenizer.json of a byte-level BPE tokenizer; raise UserError if the file has other content.
 
-    If the tokenizer has no `END`, the end token is the eos_token of tokenizer_config.json in the same folder.
+    If the tokenizer does not have the token `END`, the end token is the eos_token in tokenizer_config.json, a file in
+    the folder of tokenizer.json.
     """
     require_file(
         path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's from the Hugging Face hub"
@@ -212,9 +213,10 @@ def read_tokenizer(path: Path) -> BytePairs:
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
-    """Train a byte-level BPE on texts; return its tokenizer.json, with at most `vocab_size` tokens including `END`.
+    """Train a byte-level BPE tokenizer on texts; return the content of its tokenizer.json.
 
-    Raises UserError if `vocab_size` leaves no token besides the 256 bytes and `END`.
+    The tokenizer has at most `vocab_size` tokens, including `END`. Raises UserError unless `vocab_size` exceeds the
+    number of bytes, 256, plus 1 for `END`.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
@@ -242,9 +244,9 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return the character for each byte in GPT-2's vocabulary.
+    """Return a dict that maps each byte to the character that represents the byte in GPT-2's vocabulary.
 
-    It is the byte's Latin-1 character, or a character from U+0100 on if that is not printable.
+    The character is the Latin-1 character of the byte if it is printable, otherwise a character from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -252,10 +254,10 @@ def _alphabet() -> dict[int, str]:
 
 
 class TokenFile:
-    """A memory-mapped file of a corpus's tokens, in a folder below `data_dir`; the end token follows each document.
+    """A memory-mapped file of the tokens of a corpus, in a folder below `data_dir`. An end token follows each document.
 
-    The file is made once. Its size does not affect memory use. If the process is killed while making the file, the next
-    process continues after the last complete piece.
+    The file is written once, and may be larger than the memory. If a process is killed while it writes the file, the
+    next process continues after the last complete piece of text.
     """
 
     def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
@@ -266,10 +268,11 @@ class TokenFile:
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 
     def load(self) -> Tensor:
-        """Return the tokens, int16 or int32 (T,), and make the file unless it exists; raise UserError if it is damaged.
+        """Return the tokens, int16 or int32 (T,), after writing the file unless it exists.
 
-        Sets three attributes: `content`, a hash of the tokens; `left_out`, the corpus's `left_out` when the file was
-        made; and `cut`, the position where the corpus's own validation split begins, or None.
+        Sets three attributes: `content`, a hash of the tokens; `left_out`, the `left_out` of the corpus at the time of
+        writing; and `cut`, the position where a validation split given by the corpus begins, or None if there is none.
+        Raises UserError if the file is damaged.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
@@ -294,13 +297,13 @@ class TokenFile:
         sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
         about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
         if not about["tokens"]:
-            raise UserError(f"--text {self.corpus.root} has nothing but separators: choose another --separator")
+            raise UserError(f"--text {self.corpus.root} contains only separators: choose another --separator")
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))
         for shard in shards:
             shard.unlink()
 
     def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Encode pairs of a text and whether its document ends with it; `end` follows every document that ends."""
+        """Encode the pairs that `Corpus.read` yields, with the end token after every document that ends."""
         tokens = [np.empty(0, self.dtype)]
         for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
             tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]
@@ -308,7 +311,7 @@ class TokenFile:
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
-    """Return the positions where documents begin, int64 (D,): 0, and after every `end` that is not the last token."""
+    """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` within the text."""
     starts, is_end = [torch.zeros(1, dtype=torch.long)], torch.empty(min(PIECE, len(tokens)), dtype=torch.bool)
     for first in range(0, len(tokens), PIECE):
         part = tokens[first : first + PIECE]
@@ -319,10 +322,10 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position of the token where the last `share` of the text, counted in bytes, begins."""
+    """Return the position of the token that begins the last part of the text, a fraction `share` of all bytes."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
     parts = [part.numpy() for part in tokens.split(step)]
-    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # bytes up to the end of every part
+    ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part
     before = ends[-1] - round(share * int(ends[-1]))
     number = int(np.searchsorted(ends, before))
     of_part = sizes.take(parts[number])

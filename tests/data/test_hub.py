@@ -169,7 +169,7 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "no such role": (lambda: write_set("pets") + "#class=label", ["unknown choice 'class'", "image, label, text"]),
     "a class of test alone": (
         lambda: write_set("pets", STRINGS, train={"title": [*"abab"]}, test={"title": [*"abca"]}) + "#label=title",
-        ["hf:pets#label=title test[2] is of the class c, but train has no image of this class"],
+        ["hf:pets#label=title test[2] has the class c, but train has no image of this class"],
     ),
     "two files that number classes for themselves": (
         lambda: numbered("pets", more=["bird", "cat"] * 2, train=["cat", "dog"] * 2),
@@ -186,7 +186,7 @@ MISTAKES: dict[str, tuple[Callable[[], str], list[str]]] = {
     "configuration": (lambda: f"{write_set('pets')}:large", ["hf:pets:large cannot be loaded", "check the name"]),
     "missing": (lambda: "hf:./nowhere/pets", ["hf:./nowhere/pets: no such folder"]),
     "offline": (lambda: "hf:zalando-datasets/fashion_mnist", ["cannot be loaded", "check the name and the network"]),
-    "no name": (lambda: "hf:", ["hf: has no name of a data set", "hf:FOLDER"]),
+    "no name": (lambda: "hf:", ["hf: names no data set", "hf:FOLDER"]),
     "format": (lambda: "hf:text", ["hf:text", "is the name of a file format", "hf:FOLDER"]),
     "empty folder": (lambda: Path("bare").mkdir() or "hf:bare", ["/bare doesn't contain any data files"]),
 }

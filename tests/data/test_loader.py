@@ -139,7 +139,7 @@ def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
         assert torch.equal(cpu, gpu.cpu())
 
 
-@pytest.mark.parametrize(("rows", "remedy"), [(1, "use fewer --devices"), (3, "choose a smaller one")])
+@pytest.mark.parametrize(("rows", "remedy"), [(1, "use fewer --devices"), (3, "choose a smaller batch_size")])
 def test_the_remedy_for_too_few_rows_is_one_that_helps(rows, remedy):
     settings = {"batch_size": 4 if rows > 1 else 1, "shuffle": rows > 1, "world_size": 2}
     with pytest.raises(UserError, match=remedy):

@@ -205,7 +205,7 @@ def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
     texts = [text.replace("\r\n", "\n") for text in texts]
     parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
     if not parts:
-        with pytest.raises(UserError, match="has nothing but separators"):
+        with pytest.raises(UserError, match="contains only separators"):
             token_file(corpus, tmp_path)
         return
     file = token_file(corpus, tmp_path)
