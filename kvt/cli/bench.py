@@ -20,7 +20,7 @@ from kvt.view.maps import save
 
 ALL, WIDTHS, HEADS, BATCHES = [*ATTENTION], [64, 256], [4], [16]
 LENGTHS = {False: [16, 64, 256], True: [256, 1024, 4096]}
-"""Default lengths by `decode`; decoding needs longer ones, because only a long cache is larger than the weights."""
+"""Default lengths, by the value of `decode`. In decoding, only a long cache is larger than the weights."""
 OF_LENGTHS: list[int] = []
 HEADS_AND_ONE: list[int] = []
 
@@ -41,34 +41,34 @@ def bench(
 ) -> None:
     """Measure time, memory and FLOPs of each attention, and compare them with the formulas of the paper's Table 1.
 
-    Each attention and size is measured in one self-attention layer: parameters and FLOPs, the paper's formulas, time of
-    a forward pass and of a training step, peak memory of a training step, and bytes per token in the key-value cache.
-    FLOPs count matrix products, two per multiply-add. The paper's formulas count the multiply-adds of the scores,
-    without value and output. Attentions are timed in turns, so that a machine that slows down affects all of them.
+    For each attention and size, the command measures one self-attention layer: parameters and FLOPs, the paper's
+    formulas, time of a forward pass and of a training step, peak memory of a training step, and bytes per token in the
+    key-value cache. FLOPs count matrix products, two per multiply-add. The paper's formulas count the multiply-adds of
+    the scores, without value and output. Attentions are timed in turns, so that a slowdown of the machine affects all.
 
     With --decode, the command measures decoding instead: tokens per second of a layer that adds one token to a
     key-value cache and attends to all tokens in it, and bytes of the cache.
 
     Args:
-        attn: attentions, by name or import path; the others are compared with the first. Arguments of an attention
-            follow its name, as in mla,rank=128 or q-kv,kv_heads=2; then --kv_heads does not apply to it.
-            kvt.bench.literal.LiteralKVPos computes the paper's formula for kv+pos literally, with a tensor of
-            batch · heads · n² · pos_dim numbers.
+        attn: attentions, by name or import path. The first attention is the baseline. Arguments of an attention follow
+            its name, as in mla,rank=128 or q-kv,kv_heads=2; then --kv_heads does not apply to it.
+            kvt.bench.literal.LiteralKVPos computes kv+pos exactly by the paper's formula, with a tensor of batch ·
+            heads · n² · pos_dim numbers.
         n: sequence lengths, or with --decode numbers of tokens in the cache; default: 16 64 256, or with --decode
             256 1024 4096.
         d: model widths.
         heads: numbers of heads.
-        kv_heads: numbers of key and value heads; default: all heads, and one (multi-query attention).
+        kv_heads: numbers of heads of keys and values; default: the number of heads, and 1 (multi-query attention).
         batch: batch sizes.
         pos_dim: channels m of the positional encoding of the attention map, for attentions such as kv+pos.
-        repeats: number of samples of each time.
+        repeats: number of times that each duration is measured.
         device: cpu or cuda; default: cuda if there is a GPU.
-        out: path of the table without its ending: .csv, .md and .png are added.
+        out: path of the output files without ending. The command adds .csv, .md and .png.
         plot: plot time and memory, or with --decode tokens per second and bytes, against n.
         decode: measure decoding instead of training. Each step decodes the n-th token of every sequence, so the cache
-            always holds n tokens. At a small n, a step mostly reads the layer's weights, at a large n the cache. The
-            cache has half the size if the key is also the value (q-kv, k), and is smaller with fewer --kv_heads. The
-            caches of all attentions are in memory at the same time.
+            always holds n tokens. At a small n, a step mostly reads the layer's weights. At a large n, a step mostly
+            reads the cache. The cache has half the size if the key is also the value (q-kv, k), and is smaller with
+            fewer --kv_heads. The caches of all attentions are in memory at the same time.
     """
     require_positive(pos_dim=pos_dim, repeats=repeats)
     n = n or LENGTHS[decode]
@@ -77,12 +77,12 @@ def bench(
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     if (device := device or devices[0]) not in devices:
         raise unknown("device", device, devices)
-    tune()  # the settings of training
+    tune()  # uses the same torch settings as training
     variants = _variants(attn, heads, kv_heads)
     for variant, width in product(variants, d):
-        layer = variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes, before anything is measured
+        layer = variant.make(width, n=1, pos_dim=pos_dim)  # raises for impossible sizes before the first measurement
         if decode:
-            decoding(layer, torch.zeros(1, 1, width))  # raises for a layer without a cache
+            decoding(layer, torch.zeros(1, 1, width))  # raises an error for a layer without a cache
     if not (prefix := user_path(out)).name:
         raise UserError(f"--out {out!r}: expected a file name without its ending")
     endings = ("csv", "md", "png") if plot else ("csv", "md")
@@ -95,7 +95,7 @@ def bench(
             bar.set_description(f"n={length} d={width} batch={size}")
             rows += compare(cost, variants, length, width, batch=size, pos_dim=pos_dim, repeats=repeats, device=device)
             text = markdown(cost, rows, repeats)
-            # after every size: an interrupted run keeps its results
+            # written after every size, so that an interrupted command keeps its results
             write_csv(paths["csv"], csv_columns(cost), map(csv_row, rows))
             write_atomically(paths["md"], f"{text}\n")
     if plot:
@@ -106,14 +106,14 @@ def bench(
 
 
 def _variants(attn: list[str], heads: list[int], kv_heads: list[int]) -> list[Variant]:
-    """Return the lines of each table: all attentions with the first number of heads, then with the next number."""
+    """Return the variants in the order of rows: all attentions with the first number of heads, then with the next."""
     sizes = [(number, shared) for number in heads for shared in kv_heads or (number, 1)]
     variants = [_variant(words, *size) for size, words in product(sizes, attn)]
     return [variant for place, variant in enumerate(variants) if variant not in variants[:place]]
 
 
 def _variant(words: str, heads: int, kv_heads: int) -> Variant:
-    """Return the variant for an attention such as "mla" or "mla,rank=128", with its name in reports.
+    """Return the `Variant` of an attention such as "mla" or "mla,rank=128".
 
     The variant has `heads` heads, and `kv_heads` heads of keys and values if the attention has this setting.
     """

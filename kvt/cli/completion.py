@@ -14,8 +14,8 @@ from kvt.system.files import CONFIGS, GRIDS, yaml_names
 def completion(shell: str = "bash") -> None:
     """Print a script that makes a shell complete commands, flags, and names of attentions, tasks and grids.
 
-    For bash, write it to ~/.local/share/bash-completion/completions/kvt. For zsh, write it to a file _kvt in a folder
-    of $fpath. Write it again after each update of kvt.
+    For bash, save the script as ~/.local/share/bash-completion/completions/kvt. For zsh, save it as _kvt in a folder of
+    $fpath. Save the script again after each update of kvt.
 
     Args:
         shell: bash, zsh, tcsh, fish or powershell.
@@ -26,7 +26,7 @@ def completion(shell: str = "bash") -> None:
 
 
 def _all_words() -> ArgumentParser:
-    """Return an argparse parser of all commands; run, fit, validate, test and predict have the flags of all tasks."""
+    """Return an argparse parser of all commands. The commands that train or measure have the flags of all tasks."""
     with quick_imports():
         from kvt.attention.factory import ATTENTION
         from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
@@ -43,7 +43,7 @@ def _all_words() -> ArgumentParser:
     settings = [action for name in tasks for action in settings_parser(**RunConfig.from_name(name).classes)._actions]
 
     kvt = ArgumentParser("kvt")
-    groups = {"": kvt.add_subparsers()}  # subparsers by the word before a command, as "study" in "study run"
+    groups = {"": kvt.add_subparsers()}  # maps the word before a command, such as "study" in "study run", to subparsers
     for name, about in LIGHTNING.items():
         parser = groups[""].add_parser(name, help=about)
         if name == "run":
@@ -66,7 +66,7 @@ def _add(parser: ArgumentParser, actions: Iterable[Action], choices: Mapping[str
     """
     for action in actions:
         flag, name = (action.option_strings or [action.dest])[0], action.dest.rpartition(".")[2]
-        if flag in parser._option_string_actions or "." in flag:  # duplicates, and help on a class
+        if flag in parser._option_string_actions or "." in flag:  # duplicates, and flags for the help of a class
             continue
         about = action.help and action.help.replace("%", "%%")  # only argparse expands % in help texts
         if action.nargs == 0:

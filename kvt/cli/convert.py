@@ -23,28 +23,28 @@ def convert(
 ) -> None:
     """Replace the attention of a trained model, for instance to merge its key and value projections.
 
-    Measure the new checkpoint with kvt validate, and train it further with kvt fit. With --teacher and the old run, it
-    also learns from the old model:
+    Measure the new checkpoint with kvt validate, and train it further with kvt fit. If you pass the old run to kvt fit
+    as --teacher, the new model also learns from the old model:
 
         kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 1200
 
-    The new model computes the same as the old one if the merged projections were equal, or if the new attention only
-    splits projections. Training continues at the run's step, so --max_steps includes the steps of the run. The
-    optimiser keeps its moments of all unchanged weights.
+    The new model has the same outputs as the old model if the merged projections were equal, or if the new attention
+    only splits projections. Training continues at the run's step, so --max_steps includes the steps of the run. The
+    optimiser keeps its moments for all unchanged weights.
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase. The run's attention must be qkv, kv, q-kv or k.
-        how: how to merge projections. keep_k keeps the key's projection, keep_v the value's. mean takes their mean.
-            least_squares starts from the mean and fits each layer's output on 64 training examples of the run, in 50
-            steps of L-BFGS.
-        attn_kwargs: arguments of the new attention, such as --attn_kwargs.kv_heads 1, which merges the heads of a group
-            into their mean, or --attn_kwargs.attend_self false; other arguments keep their values.
+        how: how to merge projections. keep_k keeps the key projection. keep_v keeps the value projection. mean averages
+            both. least_squares starts from the mean and fits each layer's output on 64 training examples of the run, in
+            50 steps of L-BFGS.
+        attn_kwargs: arguments of the new attention, such as --attn_kwargs.attend_self false. --attn_kwargs.kv_heads 1
+            replaces all key and value heads by their mean. All arguments that you do not pass keep their values.
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
-        data_dir: folder of the data for least_squares; default: the run's.
-        text: path of the text for least_squares, if the run's text was moved.
+        data_dir: folder of the data for least_squares; default: the data folder of the run.
+        text: path of the text for least_squares; default: the text of the run.
     """
     with quick_imports():
         from kvt.exchange.convert import convert as converted
@@ -62,7 +62,7 @@ def convert(
 
 
 def import_model(*folders: str, out: str | None = None) -> None:
-    """Convert a GPT-2 of Hugging Face's transformers, or of nanoGPT, to a checkpoint of language_model with attn=qkv.
+    """Convert a GPT-2 model of Hugging Face's transformers or of nanoGPT to a language_model checkpoint with attn=qkv.
 
     The checkpoint has the same logits and the same tokenizer:
 
@@ -73,8 +73,8 @@ def import_model(*folders: str, out: str | None = None) -> None:
         kvt fit --ckpt_path gpt2.ckpt --text my_text.txt --max_steps 1000 --lr 1e-4
 
     Args:
-        folders: one folder, with the model and tokenizer that save_pretrained has written; or with ckpt.pt of nanoGPT's
-            train.py (since May 2023, with exact GELU) and a tokenizer.json.
+        folders: one folder. It contains the model and the tokenizer that save_pretrained has written, or the ckpt.pt of
+            nanoGPT's train.py (since May 2023, with exact GELU) and a tokenizer.json.
         out: path of the checkpoint; default: the folder's name with .ckpt, in the working directory.
     """
     with quick_imports():

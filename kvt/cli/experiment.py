@@ -1,4 +1,4 @@
-"""The commands run, fit, validate, test and predict, and the scripts in experiments/, which work like kvt run."""
+"""Runs the commands run, fit, validate, test and predict, and the scripts in experiments/, which act as kvt run."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def run_lightning(argv: Sequence[str], **options: Any) -> None:
 
     Args:
         argv: the command and its flags.
-        options: `prog` and `description` for `--help`; an experiment script also passes `choices` and `option`.
+        options: `prog` and `description` for `--help`. A script in experiments/ also passes `choices` and `option`.
     """
     with quick_imports():
         from kvt.cli.lightning_cli import run_words
@@ -27,8 +27,8 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
     Args:
         script: `__file__` of the script.
         description: the first lines of its `--help`.
-        choices: names of configurations in kvt/configs, the default first.
-        option: the flag that selects one of several choices.
+        choices: names of configurations in kvt/configs. The first name is the default.
+        option: name of the flag that selects one of `choices`.
     """
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"

@@ -1,4 +1,4 @@
-"""The commands run, fit, validate, test and predict: read flags and YAML files into a configuration, and execute it."""
+"""Executes run, fit, validate, test and predict with a configuration that is read from flags and YAML files."""
 
 import os
 from argparse import Namespace
@@ -22,11 +22,11 @@ from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
 
 TRAINING = ("run", "fit")
-"""The commands that train; `run` also tests, and takes the task's name without --config."""
+"""The commands that train. `run` also tests, and accepts the name of the task without --config."""
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
-    """Execute `run`, `fit`, `validate`, `test` or `predict`; the arguments are those of `experiment.run_lightning`."""
+    """Execute `run`, `fit`, `validate`, `test` or `predict`; `experiment.run_lightning` has the same arguments."""
     command, *_ = argv
     config, source, resumed, is_printed = read_words(argv, choices, option, **parser)
     if is_printed:
@@ -60,8 +60,8 @@ class Asked(NamedTuple):
 
     Attributes:
         config: the configuration.
-        source: the checkpoint that the configuration comes from; None if it comes from YAML files.
-        resumed: the folder of the run to resume; None: the run is new.
+        source: the checkpoint from which the configuration was read; None if it was read from YAML files.
+        resumed: the folder of the run to resume; None for a new run.
         is_printed: whether to print the configuration and do nothing else.
     """
 
@@ -74,9 +74,9 @@ class Asked(NamedTuple):
 def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> Asked:
     """Parse a command line. With --help, print the help with these `texts`, and exit.
 
-    `RUN_FLAGS` are read first, because they choose the classes whose arguments are the other flags. The parser of the
-    other flags imports classes that values name. So it gets only YAML files and the user's words, and never values from
-    a checkpoint.
+    `RUN_FLAGS` are read first. They choose the classes whose arguments are the other flags. The parser of the other
+    flags imports every class that a value names. This parser therefore gets only values from YAML files and from the
+    command line, and never values from a checkpoint.
 
     >>> read_words(["run", "reverse", "--attn", "qkv"]) == read_words(["run", "--config=reverse", "--model.attn=qkv"])
     True
@@ -111,7 +111,7 @@ def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | N
 def _run_flags(
     command: str, words: list[str], choices: Sequence[str], option: str | None
 ) -> tuple[Namespace, list[str]]:
-    """Return the values of `RUN_FLAGS`, and the other words."""
+    """Return the values of `RUN_FLAGS`, and the remaining words of the command line."""
     parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     for flag in [*RUN_FLAGS][1:]:
@@ -136,7 +136,7 @@ def _run_flags(
 
 
 def _print_help(classes: Mapping[str, type[Any]], sections: Sections, texts: Mapping[str, str]) -> None:
-    """Print the flags, with values from YAML files as defaults, and exit."""
+    """Print the flags and exit. The values in YAML files are printed as defaults."""
     parser = SettingsParser(usage="%(prog)s [flags]", **texts)  # type: ignore[arg-type]
     parser.add_settings(classes)
     settings = {f"{name}.{key}": value for name in GROUPS for key, value in sections.get(name, {}).items()}

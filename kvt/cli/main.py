@@ -1,7 +1,7 @@
 """The `kvt` command: the Lightning CLI, and commands that use a trained model.
 
-torch and Lightning take seconds to import. So functions import them when needed, and `kvt --help` and a mistyped
-command answer at once.
+torch and Lightning take seconds to import. Functions therefore import these packages only when needed, so that the
+help and the error for a mistyped command appear at once.
 """
 
 import os
@@ -26,7 +26,7 @@ with exit_on_signals():
     from kvt.system.files import user_path
 
 
-COMMANDS = {  # the import path of a function, and its line in `kvt --help`
+COMMANDS = {  # maps a command to the import path of its function and to its line in `kvt --help`
     "generate": ("kvt.cli.main:generate", "continues a text with a trained language model"),
     "translate": ("kvt.cli.main:translate", "translates sentences with a trained model"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
@@ -58,7 +58,7 @@ INSTEAD = {
     **{"report": "study report", "eval": "validate, or test", "rm": "runs rm"},
     **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
 }
-"""kvt's commands by the name that other programs use."""
+"""A dict that maps names of commands in other programs to the commands of kvt."""
 
 SAMPLE = 256
 """Number of validation examples over which `kvt maps` averages."""
@@ -93,12 +93,11 @@ def generate(
         prompt: beginning of the text; default: the most frequent token.
         tokens: largest number of tokens to add: characters, words, or pieces of a tokenizer.
         temperature: sampling temperature; 0 picks the most likely token.
-        top_k: sample among this many most likely tokens; default: all tokens.
-        top_p: sample among the most likely tokens whose probabilities add up to this number, such as 0.9; default: all
-            tokens.
-        stop: text that ends the sample, such as "." or a newline, $'\\n' in most shells; "<|endoftext|>" is the end of
-            a document of language_model.
-        num_samples: number of texts, separated by a line ---. The first text does not depend on this number.
+        top_k: number of most likely tokens from which to sample; default: all tokens.
+        top_p: sample from the most likely tokens whose probabilities have this sum, such as 0.9; default: all tokens.
+        stop: text at which generation stops, such as "." or a newline, $'\\n' in most shells. For language_model,
+            "<|endoftext|>" is the end of a document.
+        num_samples: number of texts. A line --- separates the texts. The first text does not depend on this number.
         seed: random seed.
         attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. kvt imports
             only classes that you name, because importing a file runs its code.
@@ -109,7 +108,7 @@ def generate(
         from kvt.tasks.language import LanguageTask
 
     require_positive(num_samples=num_samples)
-    # without `tune`: for a single row, torch's default matrix products are twice as fast as oneDNN's
+    # does not call `tune`: for a batch of one, torch's default matrix products are twice as fast as oneDNN's
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(LanguageTask).to(_device())
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for number in range(num_samples):
@@ -123,7 +122,7 @@ def generate(
 def translate(
     *sentences: str, ckpt_path: str, beam: int = 1, attn: str | None = None, model: str | None = None
 ) -> None:
-    """Translate sentences, one line each.
+    """Translate sentences, and print each translation in one line.
 
     Args:
         sentences: sentences to translate; default: the lines of standard input.
@@ -143,7 +142,7 @@ def translate(
     if not sentences:
         text = decode_text(sys.stdin.buffer.read(), "standard input")
         sentences = tuple(text.removesuffix("\n").split("\n")) if text else ()
-    # arguments of the shell may not be UTF-8
+    # raises UserError for an argument that is not UTF-8
     sentences = tuple(decode_text(os.fsencode(text), f"sentence {n}") for n, text in enumerate(sentences, start=1))
     for translation in task.translate(sentences, beam, progress=True):
         tell(translation)
@@ -167,31 +166,31 @@ def maps(
 ) -> None:
     """Draw the attention maps of a trained model for one input, or write a page to explore the maps of several inputs.
 
-    A row of the picture is a layer, a column a head. A map is bright where a token (row) attends to another (column).
-    The title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean entropy of its
-    rows in nats. For images, the picture also shows the class token's attention over the image.
+    A row of the picture is a layer. A column is a head. A map is bright where the token of a row attends to the token
+    of a column. The title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean
+    entropy of its rows in nats. For images, the picture also shows the attention of the class token to the image.
 
-    Rings mark, for each token, the other token with the largest weight, averaged over 256 examples. One printed line
-    for each head gives the cycles in which tokens attend to each other, the symmetric part of W_Q W_Kᵀ, and the
-    eigenvalues of the drawn map; see docs/symmetry.md. The last panel of a layer shows the eigenvalues. Causal maps
-    have no such panel, because their eigenvalues are their diagonal.
+    For each token, a ring marks the other token with the largest weight, averaged over 256 examples. The command prints
+    one line for each head, with the cycles in which tokens attend to each other, the symmetric part of W_Q W_Kᵀ, and
+    the eigenvalues of the drawn map; see docs/symmetry.md. The last panel of a layer shows the eigenvalues. Causal maps
+    have no such panel, because the eigenvalues of a causal map are its diagonal.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
     attends to, and the tokens that attend to it.
 
     Args:
-        ckpt_path: path to a checkpoint of any task; the data of its run are needed.
-        prompt: text to use in place of an example, for the models of kvt generate; it needs no data.
-        html: write an HTML page, maps.html unless --out names another file.
+        ckpt_path: path to a checkpoint of any task. The command needs the data of the run.
+        prompt: text to use in place of an example, for the models of kvt generate. A prompt needs no data.
+        html: write an HTML page; its default path is maps.html.
         out: path of the picture, .png, .pdf or .svg, or of the page, .html; default: maps.png.
-        example: number of the validation example; on a page, of the first example.
-        examples: number of examples on a page, at most as many as the split has.
-        data_dir: folder of the data sets; default: the run's.
-        root: new path of the run's folder of data, if the folder was moved.
-        text: new path of the run's text, if the text was moved.
-        features: new path of the run's file of features, if the file was moved.
-        weights: new path of the backbone's weights, if they were moved.
+        example: number of the validation example; with --html, the number of the first example.
+        examples: with --html, the number of examples on the page, at most the size of the validation split.
+        data_dir: folder of the data sets; default: the folder that the run used.
+        root: new path of the run's data folder, if you moved the folder.
+        text: new path of the run's text, if you moved the text.
+        features: new path of the run's feature file, if you moved the file.
+        weights: new path of the weights of the backbone, if you moved the weights.
         attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
         data: import path of your data class, such as my_task.MyData, if the checkpoint uses one.
@@ -249,15 +248,14 @@ def export(
 ) -> None:
     """Write a trained model in the layout of the Hugging Face hub: model.safetensors, config.json and a model card.
 
-    kvt.load and every command with --ckpt_path take the folder. It contains the model without the optimiser's state, so
-    training cannot be resumed from it.
+    kvt.load and every command with --ckpt_path accept the folder. The folder has no state of the optimiser, so training
+    cannot resume from it.
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
-        out: folder to write; an export in it is replaced, and other files are kept.
-        onnx: also write model.onnx, which takes batches of any size; the data of the run are needed.
-        push: repository on the Hugging Face hub, OWNER/NAME, to which the files are also uploaded; a new repository is
-            private.
+        out: folder of the export. Files of an earlier export are replaced. All other files are kept.
+        onnx: also write model.onnx, which accepts batches of any size. This needs the data of the run.
+        push: also upload the files to this repository of the Hugging Face hub, OWNER/NAME. A new repository is private.
         attn: with --onnx, import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
         model: with --onnx, import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
         data: with --onnx, import path of your data class, such as my_task.MyData, if the checkpoint uses one.
@@ -319,7 +317,7 @@ def _help_parser() -> PlainParser:
 
 
 def execute(name: str, words: Sequence[str]) -> None:
-    """Run one of `COMMANDS` with the words of the command line."""
+    """Run the command `name` of `COMMANDS` with the words of the command line."""
     function, parser = command_parser(name)
     given = parser.parse_args(list(words)).as_dict()
     parameters = signature(function).parameters
@@ -329,10 +327,10 @@ def execute(name: str, words: Sequence[str]) -> None:
 
 
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
-    """Return the function of one of `COMMANDS`, and the parser of its flags.
+    """Return the function of the command `name` of `COMMANDS`, and the parser of its flags.
 
-    Each parameter of the function is a flag: a list takes several words, a bool none. The parameter `from_` has the
-    flag --from, because `from` is a keyword of Python.
+    Each parameter of the function is a flag. The flag of a list takes several words, the flag of a bool no word. The
+    parameter `from_` has the flag --from, because `from` is a keyword of Python.
     """
     with quick_imports():
         function: Callable[..., None] = resolve_name(COMMANDS[name][0])
@@ -347,7 +345,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
 
 
 def _kind(parameter: Parameter) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a function's parameter."""
+    """Return the keyword arguments of `add_argument` for a parameter of a function."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
         return {"nargs": "*", "default": SUPPRESS}  # --help would print any other default
     if parameter.annotation is bool:
@@ -364,7 +362,7 @@ class _Parser(OneLineParser, ArgumentParser):
 
 
 class _Help(DefaultHelpFormatter):
-    """A formatter of help that wraps paragraphs and keeps the lines of indented blocks, which are commands to copy."""
+    """A help formatter that wraps paragraphs. It keeps the lines of indented blocks, which are commands to copy."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text

@@ -24,18 +24,18 @@ def runs(
     plot: bool = False,
     out: str = "runs.png",
 ) -> None:
-    """List the runs in folders: score, settings that differ among them, seconds of training, date, and size on disk.
+    """List the runs in folders: score, settings that differ among runs, seconds of training, date, and size on disk.
 
-    The score is BLEU, bits per byte, accuracy or loss of the test, or of validation if there was no test. In a narrow
-    terminal, the last columns are left out and long paths are shortened; run and score are always shown.
+    The score is BLEU, bits per byte, accuracy or loss on the test split, or on the validation split of an untested run.
+    In a narrow terminal, the last columns are left out and long paths are shortened. Run and score are always shown.
 
     Args:
         folders: folders to search; default: lightning_logs.
         task: list only runs of this task, such as reverse.
         attn: list only runs with this attention.
         where: list only runs with these settings, such as dim=64 lr=0.001.
-        sort: column to sort by: run, score, seconds, when or size, or a metric such as test/acc, which is then shown as
-            the score. The largest value comes last; for scores and metrics, the best value.
+        sort: column to sort by: run, score, seconds, when or size; or a metric such as test/acc, which then replaces
+            the score. The largest value of a column is last. The best score or metric is last.
         plot: also draw the validation curves of the runs.
         out: path of the picture, .png, .pdf or .svg.
     """
@@ -50,7 +50,7 @@ def runs(
     for place in places:
         if not place.is_dir():
             raise UserError(f"{place}: no such folder: pass one with runs, such as lightning_logs")
-    every = {run.folder: run for place in places for run in find_runs(place)}  # a run in several places counts once
+    every = {run.folder: run for place in places for run in find_runs(place)}  # without duplicates
     selected = select([*every.values()], task, attn, where)
     if not selected:
         raise UserError(f"no such runs in {', '.join(map(str, places))}")
@@ -61,11 +61,11 @@ def runs(
 
 
 def runs_rm(*folders: str, yes: bool = False) -> None:
-    """Remove runs, and all runs inside their folders, after a confirmation.
+    """Remove runs, and all runs inside the folders of these runs, after a confirmation.
 
     Args:
         folders: folders of the runs, such as lightning_logs/reverse/kv/version_0.
-        yes: remove without asking.
+        yes: remove the runs without a confirmation.
     """
     with quick_imports():
         from kvt.reports.stored_runs import find_runs, list_of, megabytes
@@ -79,14 +79,14 @@ def runs_rm(*folders: str, yes: bool = False) -> None:
     size = sum(run.size for run in inside if run.folder in paths)
     if yes or _answer(f"remove {len(inside)} run{'s' * (len(inside) > 1)}, {megabytes(size)}? [y/N] "):
         for path in paths:
-            if path.exists():  # it may have been inside a folder that is already removed
+            if path.exists():  # the folder may have been inside a folder that is already removed
                 shutil.rmtree(path)
     else:
         tell("nothing was removed")
 
 
 def show(*folders: str) -> None:
-    """Print the settings of a run that differ from its task's YAML, its result, and commands that use the run.
+    """Print the settings of a run that are not defaults of its task, its result, and commands that use the run.
 
     Args:
         folders: folders of runs, such as lightning_logs/reverse/kv/version_0.
@@ -105,7 +105,7 @@ def _required(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _removable(named: str) -> Path:
-    """Return the resolved path of a run's folder; raise UserError unless it certainly is a run's folder."""
+    """Return the resolved path of a run's folder; raise UserError unless kvt has written the folder."""
     run = _read(named)
     if Path(run.path).is_symlink():
         raise UserError(f"{named}: is a link: pass the folder that it leads to, {run.folder}")
@@ -126,5 +126,5 @@ def _read(folder: str) -> "StoredRun":
 def _answer(question: str) -> bool:
     try:
         return input(question).strip().lower() in ("y", "yes")
-    except (EOFError, RuntimeError):  # the end of standard input, and a closed one
+    except (EOFError, RuntimeError):  # raised if standard input has ended or is closed
         return False

@@ -11,7 +11,7 @@ from kvt.system.errors import UserError, unknown
 from kvt.system.files import GRIDS, parse_yaml, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
 
-if TYPE_CHECKING:  # functions import slow modules when they need them, as in kvt/cli/main.py
+if TYPE_CHECKING:  # functions import slow modules only when needed, as in kvt/cli/main.py
     from kvt.study.grid import Grid, Run
     from kvt.study.outcomes import Outcomes
 
@@ -35,24 +35,24 @@ def study_run(
     """Train the runs of a grid that are not done yet.
 
     You may stop the command at any time. The same command resumes killed runs from their last checkpoints. It does not
-    train failed, damaged or outdated runs again. Several studies, on one machine or on several, may use the same folder
-    and share the work.
+    train failed, damaged or outdated runs again. Several commands, on the same or on several machines, may use the same
+    folder and share the runs.
 
     Args:
         grids: YAML files, or names of kvt's grids, such as table2.
         scale: name of a scale of the grid, such as smoke, laptop or paper; default: laptop, or else the first scale.
-        folder: folder of the runs; a run is written to <task>/<attn>/<name> in it.
-        workers: number of runs to train at once. Each has its share of the cores, or a GPU. A GPU has memory for
-            several small models. Default: the number of GPUs, or else of cores.
-        ray: address of a Ray cluster, or "auto" for the cluster of this machine. All its machines must have folder and
-            data at the same path.
+        folder: folder of the runs. Each run is written to the subfolder <task>/<attn>/<name>.
+        workers: number of runs to train at once. Each run gets a share of the cores, or a GPU. A GPU has memory for
+            several small models. Default: the number of GPUs, or the number of cores if there is no GPU.
+        ray: address of a Ray cluster, or "auto" for the cluster of this machine. All machines of the cluster must have
+            the folder and the data at the same path.
         retry_failed: train failed runs again from their last checkpoint, and damaged or outdated runs from the
             beginning.
         dry_run: print the number of finished runs of each task, and the time that the other runs will take, estimated
             from finished and recorded runs.
         list: print each run and its state, without training.
-        only: train only the runs with these settings, such as --only task=sort dim=64; task and seed count as settings.
-        from_: records, or folders of runs; runs that they contain are not trained again.
+        only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
+        from_: records, or folders of runs. The command does not train runs again that these folders contain.
     """
     parsed, runs = _read(grids, scale, only)
     root, recorded = _root(folder), _find(runs, from_) if from_ else {}
@@ -81,7 +81,7 @@ def study_report(
         scale: name of a scale of the grid; default: laptop, or else the first scale.
         folder: folder of the runs.
         out: folder of the report; default: reports/<grid>-<scale> in the folder of the runs.
-        from_: records, or folders of runs, to report instead of --folder.
+        from_: records, or folders of runs. The report uses their results instead of the runs in --folder.
         format: additional formats for papers: latex writes all tables to tables.tex, pdf writes each picture as PDF.
     """
     with quick_imports():
@@ -97,13 +97,13 @@ def study_report(
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
     """Collect the results of a grid in a record: a small folder without checkpoints, to keep and to share.
 
-    If the record exists, new results are added. It also keeps the results of repeated runs.
+    The command adds new results to an existing record. A record also keeps the results of repeated runs.
 
     Args:
         grids: a YAML file, or the name of one of kvt's grids, such as table2.
         out: folder of the record.
         scale: name of a scale of the grid; default: laptop, or else the first scale.
-        from_: folders of runs, and other records; the folders may have any names.
+        from_: folders of runs, and other records. The folders may have any names.
     """
     if len(grids) > 1:
         raise UserError("--out takes one record: pass one grid")
@@ -131,14 +131,15 @@ def reproduce(
     """Train the runs of kvt's grids, such as the paper's tables and figures, and write their reports.
 
     The reports of table2 and table3 contain Figures 2 and 4. You may stop the command at any time. The same command
-    resumes.
+    resumes the runs.
 
     Args:
         names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak,
             recall, keyless, cache, retrofit, follow-up, lengths or lacks; or table1, which measures the cost of
             attention with kvt bench.
         all: select all names.
-        scale: smoke (minutes; a check of the code, models learn almost nothing), laptop (an evening) or paper (days).
+        scale: smoke (minutes; checks the code with models that learn almost nothing), laptop (an evening) or paper
+            (days).
         folder: folder of the runs and of the reports.
         workers: number of runs to train at once; default: the number of GPUs, or else of cores.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine.
@@ -183,7 +184,7 @@ def _root(folder: str) -> Path:
 
 
 def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> tuple[list["Grid"], list["Run"]]:
-    """Return the grids and their runs; with `only`, just the runs with these settings and the grids of these runs."""
+    """Return the grids and their runs. With `only`, return the runs with these settings and the grids of these runs."""
     if not names:
         raise UserError("pass a grid, such as table2")
     collect_garbage_seldom()
@@ -227,7 +228,7 @@ def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
 
 
 def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> list[Path]:
-    """Return the folders of reports; raise UserError if one cannot be written, before runs are read or trained."""
+    """Return the folders of reports; raise UserError if kvt cannot write to one of these folders."""
     targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
     for target in targets:
         require_folder(target, "--folder" if out is None else "--out")
