@@ -1,4 +1,4 @@
-"""Setup of every command: quick imports, few log messages, a clean Ctrl-C, user errors in one line."""
+"""Sets up every command: fast imports, few log messages, a clean stop on Ctrl-C, and one line for a user's error."""
 
 import atexit
 import gc
@@ -25,7 +25,7 @@ from kvt.system.quoting import one_line, printable
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
-    "requested to overfit",  # our loaders serve the same batches in every epoch
+    "requested to overfit",  # kvt's loaders yield the same batches in every epoch
     "callbacks used to create the checkpoint",  # a test runs without the callbacks of fit
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # the picture shows a box in place of the character
@@ -36,58 +36,58 @@ UNION = re.compile(
     r"(?:Expected a <class 'list'> - (?=Option))?(.*?)"
     r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
 )
-"""jsonargparse's message for a value that fits no member of a Union type; only the first reason is shown."""
+"""jsonargparse's message for a value that fits no member of a Union type; kvt shows only the first reason."""
 PLAIN = {
     r"(?:- )?Expected a path but \S+ either not accessible or invalid - ": "",
     r"Expected a dot import path string: (\S+?)(?=\. Got| - |$)": r"no class \1: check the name, or use its path",
-    r": (.+?) - \1(?=\. Got value|$)": r": \1",  # the same reason twice
+    r": (.+?) - \1(?=\. Got value|$)": r": \1",  # removes a repeated reason
 }
 """Patterns in jsonargparse's messages about classes, and their replacements."""
 EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
 EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
-"""The extra of kvt that installs a package, as in "kvt[hub]", by the package's name."""
-NEWLINES = "\n\t"  # control characters that output may contain
+"""A dict that maps the name of a package to the extra of kvt that installs the package, as in "kvt[hub]"."""
+NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
 STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
-"""The signals that ask a process to stop: Ctrl-C, and `CLUSTER_SIGNALS`."""
+"""The signals that stop a process: SIGINT (Ctrl-C) and `CLUSTER_SIGNALS`."""
 
 
 FIRST_ERROR = "KVT_FIRST_ERROR"
 """The environment variable with the path of a file that the first failing process of a run creates.
 
-Only this process prints its error.
+Only the process that creates the file prints an error.
 """
 
 
 class Stopped(SystemExit):
-    """The exception raised by a signal in `CLUSTER_SIGNALS`; the exit code is 128 + the signal's number."""
+    """The exception that a signal in `CLUSTER_SIGNALS` raises. The exit code is 128 + the number of the signal."""
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Context manager: import without garbage collection, a quarter of the time; then freeze the new objects."""
-    os.getcwd()  # raises if the working directory was deleted, which makes MKL end the process
+    """Context manager: turn off garbage collection, a quarter of the import time; then freeze the new objects."""
+    os.getcwd()  # raises OSError if the working directory was deleted; MKL would end the process
     first = gc.get_freeze_count() == 0
     gc.disable()
     with exit_on_signals():
         try:
             yield
         finally:
-            if first:  # a second freeze would keep garbage
+            if first:  # a second call of freeze would also keep garbage
                 gc.freeze()
-                atexit.register(gc.unfreeze)  # otherwise nanobind, in triton, reports leaks
+                atexit.register(gc.unfreeze)  # without this, nanobind, a part of triton, reports leaks
             gc.enable()
             silence_libraries()  # importing Lightning resets its log levels
 
 
 def collect_garbage_seldom() -> None:
-    """Run the garbage collector a hundredth as often, because reading many results creates hardly any garbage."""
+    """Run the garbage collector at 1 % of its usual rate, because reading many results creates little garbage."""
     gc.set_threshold(100_000, 50, 1000)
 
 
 def exit_on_signals() -> AbstractContextManager[None]:
-    """Context manager: let a signal end the process at once; an exception might be caught by a package's import."""
+    """Context manager: let a signal end the process at once. A package's import might catch an exception."""
 
     def exit_now(number: int, frame: object) -> None:
         say("stopped")
@@ -100,8 +100,8 @@ def exit_on_signals() -> AbstractContextManager[None]:
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
     """Context manager: set the handler of signals, and restore the old handlers at the end.
 
-    Signals that the process ignores (SIG_IGN) stay ignored, and processes started inside ignore them, too. Outside the
-    main thread, nothing is changed.
+    Signals that the process ignores (SIG_IGN) stay ignored. A process that starts inside the context inherits the
+    ignored signals. Outside the main thread, this context manager changes nothing.
     """
     before = set_handler(handler, numbers)
     try:
@@ -111,7 +111,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
-    """Set the handler of signals in the main thread, except of ignored signals; return the old handlers."""
+    """Set the handler of all signals that are not ignored, in the main thread only; return the old handlers."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heard}
@@ -124,14 +124,14 @@ def restore_handlers(before: Mapping[int, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a note to stderr from the first DDP process; unbuffered, so that a signal handler may call it."""
+    """Write a note to stderr in the first DDP process. The output is unbuffered, so a signal handler may call this."""
     if _is_first_process():
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
 
 
 def tell(text: object, end: str = "\n") -> None:
-    """Print a command's output, with control characters spelled out."""
+    """Print the output of a command. Escapes replace control characters."""
     print(printable(text, keep=NEWLINES), end=end, flush=True)
 
 
@@ -156,7 +156,7 @@ def _readable(value: Any) -> str:
 
 
 def share_errors() -> None:
-    """Make the processes that this one starts print only the error of the first process that fails."""
+    """Make the child processes of this process print only the error of the first child that fails."""
     if _is_first_process():
         os.environ[FIRST_ERROR] = os.path.join(gettempdir(), f"kvt-error-{token_hex(8)}")
 
@@ -174,7 +174,7 @@ def _is_first_to_fail() -> bool:
 
 
 def _rank() -> str:
-    """Return the beginning of an error message, "rank 1: ", if the process is one of several, else ""."""
+    """Return a prefix for error messages such as "rank 1: ", or "" if the run has a single process."""
     return f"rank {os.environ.get('LOCAL_RANK', '0')}: " if FIRST_ERROR in os.environ else ""
 
 
@@ -184,7 +184,7 @@ def _is_first_process() -> bool:
 
 @contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
-    """Context manager: ignore errors of printing after the reader of a pipe has ended, as `tee` does on Ctrl-C."""
+    """Context manager: ignore errors of printing to a pipe whose reader has ended, such as `tee` after Ctrl-C."""
     with redirect_stdout(_UnbreakableStream(sys.stdout)), redirect_stderr(_UnbreakableStream(sys.stderr)):
         yield
 
@@ -211,35 +211,35 @@ class _UnbreakableStream:
 
 
 def _discard_output(stream: Any) -> None:
-    """Redirect a stream to /dev/null, because Python would report the broken pipe again when it exits."""
+    """Redirect a stream to /dev/null. Otherwise Python would report the broken pipe again at exit."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a UserError becomes one line on stderr and exit code 2, a signal exit code 128 + its number."""
+    """Run a command. After a UserError, print one line and exit with 2; after a signal, exit with 128 + its number."""
     _replace_closed_streams()
     with suppress(OSError):  # if the working directory was deleted, a later function reports it
-        sys.path.append(os.getcwd())  # finds classes in the user's working directory
+        sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
     threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
-    os.environ["MPLBACKEND"] = "agg"  # pictures are files; another backend may not be installed
+        sys.stdout.reconfigure(errors="backslashreplace")  # prevents an error in terminals without UTF-8
+    os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
     try:
         with signals_handled(_stop, CLUSTER_SIGNALS):
             command()
-        print(end="", flush=True)  # raises here if stdout is broken or full
+        print(end="", flush=True)  # raises an error here if stdout is broken or its disk is full
     except Stopped:
         say("stopped")
         raise
     except (KeyboardInterrupt, SystemExit) as ended:
-        # the Trainer turns Ctrl-C into exit code 1
+        # after Ctrl-C, the Trainer raises SystemExit with code 1
         if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
             raise
         say("stopped")
         sys.exit(130)
-    except BrokenPipeError:  # as in `kvt generate | head`
+    except BrokenPipeError:  # for example in `kvt generate | head`
         _discard_output(sys.stdout)
         sys.exit(1)
     except Exception as error:
@@ -278,16 +278,16 @@ def _replace_closed_streams() -> None:
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback, except for a resource limit, which TensorBoard's writer passes to the main thread."""
+    """Print a thread's traceback. Omit resource limits, which TensorBoard's writer passes on to the main thread."""
     if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
         threading.__excepthook__(failed)
 
 
 def silence_libraries() -> None:
-    """Silence Lightning's messages below warnings, and the warnings in `IGNORED_WARNINGS`."""
+    """Silence the messages of Lightning below the level WARNING, and the warnings in `IGNORED_WARNINGS`."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("callbacks.model_summary", "profilers.profiler"):  # output that the user has requested by a flag
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # hides "experiment created"
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # hides "tables created"
@@ -298,8 +298,8 @@ def silence_libraries() -> None:
 def user_error(error: BaseException) -> str | None:
     """Return the message for the user if a mistake or a resource limit caused an exception, else None.
 
-    The message is that of the deepest UserError in the chain, because parsers wrap the errors that they catch. Among
-    errors of a parser itself, the outermost counts.
+    If the chain has several UserErrors, the deepest one has the message, because parsers wrap the errors that they
+    catch. Of several errors of parsers themselves, the outermost error has the message.
     """
     message = None
     for cause in exception_chain(error):
@@ -317,7 +317,7 @@ def user_error(error: BaseException) -> str | None:
 
 
 class OneLineParser(ArgumentParser):
-    """An argument parser, or a mixin for one, that raises a one-line UserError instead of printing its usage."""
+    """An argument parser, or a mixin for parsers, that raises a one-line UserError instead of printing the usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         message = " ".join(message.split())
@@ -330,10 +330,10 @@ class OneLineParser(ArgumentParser):
         quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
         message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
         if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
-            bare = flag.lstrip("-").rpartition(".")[2]  # lr for --model.lr
+            bare = flag.lstrip("-").rpartition(".")[2]  # "lr" for the flag --model.lr
             names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
-            # compared without "--": these two characters of every flag would make all flags look similar
+            # names are compared without "--", because a common prefix would make all flags look similar
             nearest += get_close_matches(bare, names, n=1, cutoff=0.75)
             message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
         raise _ParsingError(message) from ex

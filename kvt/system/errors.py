@@ -1,4 +1,4 @@
-"""`UserError`, the exception for a user's mistakes; checks that raise it; messages for limits of the machine."""
+"""Defines `UserError` for mistakes of a user, checks that raise UserError, and messages for machine limits."""
 
 import errno
 import inspect
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LIMITS = {  # remedies for operating system errors that are limits of the machine, not bugs
+LIMITS = {  # remedies for errors of the operating system that limits of the machine cause, not bugs
     errno.ENOSPC: "free disk space",
     errno.EDQUOT: "your disk quota is used up: free disk space",
     errno.EFBIG: "raise the file size limit (ulimit -f)",
@@ -34,7 +34,7 @@ OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # 
 
 
 class UserError(ValueError):
-    """The exception for a mistake in a flag, file or folder: `kvt` prints its message in one line, exit code 2."""
+    """An exception for a mistake in a flag, file or folder. `kvt` prints the message in one line and exits with 2."""
 
 
 def exception_chain(error: BaseException) -> list[BaseException]:
@@ -52,9 +52,9 @@ def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
 
 
 def resource_limit_message(error: BaseException, default_path: str | Path = "") -> str | None:
-    """Return path, reason and remedy of the first resource limit in an exception's chain; None if there is none.
+    """Return path, reason and remedy of the first resource limit in an exception's chain; None without a limit.
 
-    `default_path` is used for an error that has no path.
+    `default_path` replaces the path of an error without a path.
     """
     for cause in exception_chain(error):
         if is_resource_limit(cause):
@@ -70,7 +70,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Return the error for a `name` that is not among the `known` names; its message suggests the most similar."""
+    """Return the error for a `name` that is not in `known`. The message suggests the most similar known name."""
     names = list(known)
     nearest = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -99,7 +99,7 @@ def require_probability(**numbers: float) -> None:
 
 
 def require_finite(**values: object) -> None:
-    """Raise UserError unless all numbers, including numbers in lists, are finite, and all integers fit in 64 bits."""
+    """Raise UserError unless all numbers, also in lists, are finite, and all integers fit in 64 bits."""
     for name, value in values.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
@@ -107,19 +107,19 @@ def require_finite(**values: object) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise UserError unless `seed` is an integer from 0 to 2³² − 1, the range of all random generators in use."""
+    """Raise UserError unless `seed` is an integer from 0 to 2³² − 1, which every random generator in kvt accepts."""
     if isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
 
 
 def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
-    """Return the class of an import path.
+    """Import a class and return it.
 
     Args:
         path: the import path, such as my_attention.NearKV.
-        flag: the flag that has this value, for messages.
-        base: the class from which the result must be derived.
-        known: names that the flag also takes, for messages.
+        flag: the flag to which the user passed the path, for messages.
+        base: the class that the imported class must be derived from.
+        known: names that the flag accepts besides import paths, for messages.
 
     Raises:
         UserError: the path does not lead to a subclass of `base`.
@@ -132,7 +132,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Return the object of an import path, None if its module has no such name; see `import_class`."""
+    """Import an object and return it; None if its module has no such name. `import_class` has the same arguments."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
@@ -140,22 +140,22 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
         return getattr(import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists, but imports a module that does not
+            raise  # the user's module exists, but imports a missing module
         raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
 
 
 def argument_types(cls: type) -> dict[str, Any]:
-    """Return the type of each constructor argument by name, including arguments passed to base classes by **kwargs.
+    """Return a dict from constructor argument to type, including arguments of base classes that **kwargs passes on.
 
-    An argument that the class itself passes to its base is left out, as `lr` in
-    `super().__init__(spec, lr=0.25, **kwargs)`.
+    An argument that the class itself passes to its base is left out, such as `lr` in `super().__init__(spec, lr=0.25,
+    **kwargs)`.
     """
     return _argument_types(cls)
 
 
-@cache  # called for every run of a grid, and parses source code
+@cache  # cached, because parsing source code for every run of a grid is slow
 def _argument_types(cls: type) -> dict[str, Any]:
-    from jsonargparse import ArgumentParser  # resolves **kwargs from the source of constructors
+    from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs in the source code
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
     names = dict.fromkeys(name.partition(".")[0] for name in added)
@@ -168,18 +168,18 @@ def _argument_types(cls: type) -> dict[str, Any]:
 
 
 def _evaluated(annotation: Any, cls: type) -> Any:
-    """Return the type of an annotation in a class's constructor; Any if it is missing or cannot be evaluated."""
+    """Return the type of an annotation in a class's constructor; Any if the annotation is missing or has an error."""
     if isinstance(annotation, str):
         try:
-            return eval(annotation, vars(sys.modules[cls.__module__]))  # as inspect does
-        except (NameError, AttributeError):  # imported under `if TYPE_CHECKING`
+            return eval(annotation, vars(sys.modules[cls.__module__]))  # the same evaluation as in `inspect`
+        except (NameError, AttributeError):  # a name that is imported only under `if TYPE_CHECKING`
             return Any
     return Any if annotation is inspect.Parameter.empty else annotation
 
 
 def require_types(values: Mapping[str, Any], cls: type) -> None:
-    """Raise UserError unless each of `values` has the type of that argument of `cls`; no value is converted."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and few commands need it
+    """Raise UserError unless each value has the type of the argument of `cls` with its name, without conversion."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # pydantic is slow to import and seldom needed
 
     types = argument_types(cls)
     for name, value in values.items():
@@ -195,5 +195,5 @@ def first_mistake(error: "ValidationError") -> str:
     """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
     plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
     mistakes = error.errors(include_url=False)
-    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key is missing, too
+    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
     return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])

@@ -1,4 +1,4 @@
-"""Atomic file writes, checks of paths that a user names, YAML files, and HTML pages from templates."""
+"""Writes files atomically, checks paths that a user names, reads YAML files, and fills templates of HTML pages."""
 
 import csv
 import errno
@@ -18,9 +18,9 @@ import yaml
 
 from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
 
-CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML for each task
-MAX_NODES = 100_000  # values of a YAML file, counting aliases: a few lines can expand to millions
-GRIDS = Path(__file__).parents[1] / "grids"  # one YAML for each table and figure of the paper
+CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML file for each task
+MAX_NODES = 100_000  # largest number of values in a YAML file; by aliases, a few lines can expand to millions
+GRIDS = Path(__file__).parents[1] / "grids"  # one YAML file for each grid
 
 
 def user_path(text: str | Path) -> Path:
@@ -52,7 +52,7 @@ def require_file(path: str | Path, remedy: str) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return `path`; raise OSError unless it is a regular file: reading a FIFO or a device might never end."""
+    """Return `path`; raise OSError unless it is a regular file. Reading a FIFO or a device might never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return path
@@ -73,15 +73,15 @@ def require_writable(path: Path) -> Path:
 def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Path]:
     """Return the files of a folder and its subfolders that match a pattern, sorted by folder, then by file name.
 
-    Subfolders with a name in `without` are left out, as are files and folders for which `is_hidden` is true. Links to
-    folders are followed. Each folder is listed once, because links may form a cycle; a folder inside `folder` is listed
-    by its own path, not by that of a link.
+    Subfolders with a name in `without` are left out. Files and folders for which `is_hidden` is true are left out, too.
+    Links to folders are followed. Each folder is listed once, because links may form a cycle. A folder inside `folder`
+    is listed by its own path, not by the path of a link.
     """
     files: list[Path] = []
     seen: set[tuple[int, int]] = set()
     root = os.fspath(folder)
     starts = [root]
-    for start in starts:  # the loop appends links to folders, which are walked last
+    for start in starts:  # the loop appends links to folders, so that links are followed last
         for path, folders, names in os.walk(start):
             folders[:] = sorted(name for name in folders if not is_hidden(name))
             found = os.stat(path)
@@ -98,13 +98,14 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 
 def is_hidden(name: str) -> bool:
     """Return whether the name is one of files that operating systems and editors create, such as .DS_Store."""
-    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # created by macOS, by Synology
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # macOS and Synology create these
 
 
 def state_of(path: str | Path) -> str:
-    """Return size, modification time and inode change time of a file: the text changes whenever the file does.
+    """Return size, modification time and inode change time of a file. The text changes whenever the file changes.
 
-    cp -p and rsync copy the modification time of another file. The inode change time cannot be set.
+    The modification time is not enough: cp -p and rsync copy it from another file. No program can set the inode change
+    time.
     """
     state = regular(Path(path)).stat()
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
@@ -119,7 +120,7 @@ def sha256_of(path: Path) -> str:
 def require_folder(path: Path, flag: str, write: bool = True) -> None:
     """Raise UserError unless `path`, the value of a flag, is a writable folder or can be created.
 
-    With `write=False`, the folder must be readable instead.
+    With `write=False`, an existing folder need not be writable, but must be readable.
     """
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
@@ -133,8 +134,8 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
 def atomically(path: Path) -> Iterator[Path]:
     """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
 
-    After an error the temporary file is removed and `path` is unchanged. A killed process leaves at most the
-    temporary file, named `*.tmp`. Resource limits in the chain of a raised exception get `path` as their filename.
+    After an error, the temporary file is removed and `path` is unchanged. A killed process leaves at most the temporary
+    file, named `*.tmp`. If a resource limit is in the chain of a raised exception, its filename becomes `path`.
     """
     part = _part(path)
     try:
@@ -153,13 +154,13 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write bytes, or text as UTF-8, to a file, which is replaced by a rename (see `atomically`)."""
+    """Write bytes, or text as UTF-8, to a temporary file, and rename it to `path` (see `atomically`)."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if the file is missing, unreadable or holds no object."""
+    """Return the object in a JSON file; None if the file is missing or unreadable, or has no JSON object."""
     try:
         content = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -176,7 +177,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 
 
 def page_with(data: Any, template: Path) -> str:
-    """Return an HTML template in which JSON replaces {data}; "<" is escaped, so that no text ends its script."""
+    """Return an HTML template in which JSON replaces {data}. "<" is escaped, so that no text ends the <script>."""
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return template.read_text(encoding="utf-8").replace("{data}", text)
 
@@ -186,16 +187,16 @@ def _part(path: Path) -> Path:
 
 
 def find_yaml(named: str, folder: Path) -> Path:
-    """Return the path that the user names, or the package's file of that name: cifar10 is configs/cifar10.yaml.
+    """Return the path that the user names, or kvt's file with this name: cifar10 stands for configs/cifar10.yaml.
 
-    The user's file takes precedence. If neither exists, the user's path is returned.
+    The user's file takes precedence. If neither file exists, the path that the user named is returned.
     """
     path, packaged = user_path(named), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
 
 
 def yaml_names(folder: Path) -> list[str]:
-    """Return the names of the YAML files in a folder of the package, sorted: cifar10 for configs/cifar10.yaml."""
+    """Return the sorted names of the YAML files in a folder of kvt, such as cifar10 for configs/cifar10.yaml."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
@@ -222,19 +223,19 @@ def read_yaml(path: Path, name: str) -> Any:
 def parse_yaml(text: str, name: str) -> Any:
     """Return the content of a YAML document; keys of mappings must be unique strings. Dates stay strings.
 
-    Raises a UserError that begins with `name` if the text is not such a document.
+    Raises a UserError that begins with `name` if the text is not a YAML document with such keys.
     """
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise UserError(f"{name}: not readable as YAML: {line}{error.problem}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a malformed number such as 0b_
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a malformed number such as 0b_ raises ValueError
         raise UserError(f"{name}: not readable as YAML: {error}") from error
 
 
 def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
-    """Return the settings in words such as kv_heads=1; a word of another form is a UserError that names `flag`."""
+    """Return a dict of settings from words such as kv_heads=1. For other words, raise a UserError that names `flag`."""
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -249,7 +250,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def construct_document(self, node: yaml.Node) -> Any:
         nodes = [node]
-        for one in nodes:  # the loop appends the parts of each node, and those of an alias wherever it occurs
+        for one in nodes:  # the loop appends the parts of each node, and again for each alias of the node
             if len(nodes) > MAX_NODES:
                 raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values, aliases written out")
             if isinstance(one, yaml.CollectionNode):

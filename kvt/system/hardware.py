@@ -1,4 +1,4 @@
-"""The machine: CPU settings for speed, and versions and hardware for result.json."""
+"""Sets options of the CPU for speed, and describes hardware and package versions for result.json."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ from kvt.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
 FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
-CLEARLY = 1.2  # twice the threads are chosen if they are at least this many times as fast
+CLEARLY = 1.2  # the number of threads is doubled if this makes the work at least this many times as fast
 TRIAL_SECONDS = 0.2
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
@@ -29,7 +29,7 @@ fast_products = False
 
 
 def tune() -> None:
-    """Tune this process: float32 products, malloc, no repeated search for GPUs, and no cuDNN attention."""
+    """Tune this process: faster float32 products and malloc, no repeated search for GPUs, no cuDNN attention."""
     tune_products()
     keep_memory()
     end_search_for_gpus()
@@ -42,8 +42,9 @@ def tune_products() -> None:
     """Choose the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
 
     The setting "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default. Without AVX-512 it
-    is no faster, and torch's fused attention becomes slower. On some CPUs "medium" may compute in bfloat16, so the
-    error is measured. On a machine with a GPU nothing is changed, because the setting also controls TF32 there.
+    is no faster, and torch's fused attention becomes slower. On some CPUs "medium" may compute in bfloat16, so this
+    function measures the error. On a machine with a GPU, the function changes nothing, because the setting also
+    controls TF32.
     """
     global fast_products
     if not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2":
@@ -65,7 +66,8 @@ def _matmul_error() -> float:
 def bfloat16_slowdown() -> float:
     """Return the time of a bfloat16 matrix product divided by the time of a float32 product, measured on this CPU.
 
-    The ratio is about 0.5 with instructions for bfloat16, 3 if AVX-512 emulates them, and 40 if AVX2 emulates them.
+    The ratio is about 0.5 on CPUs with bfloat16 instructions, 3 with emulation by AVX-512, and 40 with emulation by
+    AVX2.
     """
     seconds = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -81,17 +83,17 @@ def cores() -> list[int]:
 
 
 def use_threads(number: int) -> None:
-    """Set torch's number of threads to `number`, at most the number of cores."""
+    """Set torch's number of threads to `number`, or to the number of cores if there are fewer cores."""
     torch.set_num_threads(min(number, len(cores())))
 
 
 def fastest_threads(work: Callable[[], object]) -> int:
-    """Return the number of threads that is fastest for `work` now: one, unless more are clearly faster.
+    """Return the number of threads with which `work` is fastest now: one, unless more threads are clearly faster.
 
-    Starting with one, the number is doubled as long as the double is `CLEARLY` faster, up to torch's present number.
-    The two numbers are timed in turns for `TRIAL_SECONDS`. The result depends on the machine's other load, because
-    threads wait for the slowest of them in each operation: beside one other busy process, two threads trained a small
-    model three times more slowly than one.
+    The number starts at one. It is doubled while the doubled number is `CLEARLY` times as fast, up to torch's present
+    number. The number and its double are timed in turns for `TRIAL_SECONDS`. The result depends on other processes,
+    because all threads wait for the slowest thread in each operation: beside one busy process, two threads trained a
+    small model three times more slowly than one thread.
     """
     most, number = torch.get_num_threads(), 1
     while number < most:
@@ -112,8 +114,8 @@ def fastest_threads(work: Callable[[], object]) -> int:
 
 
 def keep_memory() -> bool:
-    """Make glibc keep freed memory, because returning it costs page faults every step; return whether it succeeded."""
-    with suppress(AttributeError, OSError, TypeError):  # another operating system or C library
+    """Make glibc keep freed memory; return True on success. Returning memory causes page faults in every step."""
+    with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
         libc = ctypes.CDLL(None)
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     return False
@@ -122,15 +124,15 @@ def keep_memory() -> bool:
 def end_search_for_gpus() -> None:
     """Stop torch from searching for a GPU in every optimiser step, on a machine without a GPU.
 
-    Lightning sets a variable that makes torch count GPUs without initialising CUDA, after which a process could not
-    fork. With it, every optimiser step looks for NVIDIA's library on the disk.
+    Lightning sets an environment variable with which torch counts GPUs without initialising CUDA, because a process
+    cannot fork after this. With the variable, every optimiser step searches the disk for NVIDIA's library.
     """
     if not torch.cuda.is_available():
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
 
 class MetaParameters(TorchFunctionMode):
-    """Context manager: put tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
+    """Context manager: create the tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
 
     `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
     `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
@@ -142,7 +144,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return versions of packages, the machine's hardware, and the git commit of the code, None if unknown."""
+    """Return versions of packages, the machine's hardware, and the git commit of the code (None if unknown)."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},
@@ -161,13 +163,13 @@ def environment() -> dict[str, Any]:
 def _float32_matmul() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the function does not support all values of torch.backends.fp32_precision
+    except RuntimeError:  # torch's function does not support all values of torch.backends.fp32_precision
         return torch.backends.fp32_precision  # type: ignore[attr-defined]
 
 
 def _git_commit() -> str | None:
     checkout = Path(__file__).parents[2]
-    if (checkout / ".git").exists():  # an installed kvt might lie in a repository of another project
+    if (checkout / ".git").exists():  # an installed kvt might lie in another project's repository
         with suppress(OSError, subprocess.CalledProcessError):
             command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
             return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()

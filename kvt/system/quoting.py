@@ -1,6 +1,6 @@
-"""Escaping of text for a shell, for a terminal and for Markdown. All escaping in kvt is done here.
+"""Escapes text for a shell, for a terminal and for Markdown. Only this module of kvt escapes text.
 
-CSV and JSON hold text unescaped. HTML is made from Markdown, or by scripts that insert text from JSON.
+CSV and JSON contain text without escapes. kvt makes HTML from Markdown, or by scripts that insert text from JSON.
 """
 
 import html
@@ -11,11 +11,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-MAX_LINE_CHARS = 800  # of an error message, which may quote a whole file
+MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
-"""Special characters of Markdown that HTML escaping leaves, and characters that turn an address into a link.
+"""Special characters of Markdown that HTML escaping leaves unchanged, and characters that make an address a link.
 
-A _ between letters is not special.
+The character _ between letters is not special.
 """
 
 
@@ -34,7 +34,7 @@ def shell_word(text: object) -> str:
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Return a text in which escapes replace all characters that are not printable, except those in `keep`.
+    r"""Return a text in which escapes replace all unprintable characters except the characters in `keep`.
 
     >>> printable("a\n\x1b[2J")
     'a\\n\\x1b[2J'
@@ -43,7 +43,7 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def one_line(message: str) -> str:
-    r"""Return a message as one printable line, cut in the middle if it is long.
+    r"""Return a message as one printable line. An ellipsis replaces the middle of a long message.
 
     >>> one_line("no\n such\tfile: \x1b[2J")
     'no such file: \\x1b[2J'
@@ -53,9 +53,9 @@ def one_line(message: str) -> str:
 
 
 class Markdown(Markup):
-    """A string of Markdown. `format`, `join` and `+` escape arguments that are not Markdown, and make them one line.
+    """A string of Markdown. `format`, `join` and `+` escape other strings and put each of them on one line.
 
-    A template must not begin a line with data, because the data could make it a heading or a list.
+    A line of a template must not begin with data, because the data could turn the line into a heading or a list.
 
     >>> print(Markdown("**{}**: {}").format("a*b", Markdown("*c*")))
     **a&#42;b**: *c*
@@ -73,7 +73,7 @@ class Markdown(Markup):
 
 
 def markdown_table(lines: Iterable[Sequence[str]]) -> Markdown:
-    """Return a Markdown table; the first line is the heading, and only the first column is aligned to the left."""
+    """Return a Markdown table. The first line is the heading. Only the first column is left-aligned."""
     heading, *rest = lines
     rule = [":--", *["--:"] * (len(heading) - 1)]
     return Markdown("\n").join(Markdown("| {} |").format(Markdown(" | ").join(line)) for line in [heading, rule, *rest])
