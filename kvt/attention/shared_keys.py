@@ -1,4 +1,4 @@
-"""Attentions with a shared key and value projection as in Gemma 4 and DeepSeek-V4; tests compare transformers' code."""
+"""Attentions with a shared key and value projection as in Gemma 4 and DeepSeek-V4, tested against transformers."""
 
 from typing import Any, ClassVar
 

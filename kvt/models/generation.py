@@ -27,11 +27,11 @@ def sample(
     choice further, to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus
     sampling).
 
-    The model reads at most the last `max_len` tokens (the window). Up to a text of `max_len` tokens, keys and values
-    are cached, which does not change the result. In a longer text, the window slides by one token for each new token.
-    Sliding changes the positions of all tokens in the window, so that each new token needs a forward pass over the
-    window. If `CausalLM.is_endless`, the caches slide instead of the window: in every layer, a token attends to the
-    last `max_len` tokens, as if a band mask were applied to the text.
+    The model reads at most the last `max_len` tokens (the window). Keys and values are cached as long as the text has
+    at most `max_len` tokens, which does not change the result. In a longer text, the window slides by one token for
+    each new token. Sliding changes the positions of all tokens in the window, so that each new token needs a forward
+    pass over the window. If `CausalLM.is_endless`, the caches slide instead of the window: in every layer, a token
+    attends to the last `max_len` tokens, as if a band mask were applied to the text.
 
     Args:
         prompt: tokens, int64 (B, N), at least one per row.
