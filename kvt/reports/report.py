@@ -38,7 +38,7 @@ def write_report(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # for example, nobody can create a folder in /proc
-        raise UserError(f"{out}: cannot create this folder: choose another") from error
+        raise UserError(f"{out}: cannot create this folder: choose another folder") from error
     grid, results = measure(grid, outcomes, root)
     sections = [*write_sections(grid, results)]
     figures = {name: figure for section in sections for name, figure in section.figures.items()}

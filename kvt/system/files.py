@@ -124,7 +124,7 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
     """
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
-        raise UserError(f"{flag} {path}: {existing} is not a folder: choose another")
+        raise UserError(f"{flag} {path}: {existing} is not a folder: choose another folder")
     if not os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK)):
         missing = "writable" if write else "readable"
         raise UserError(f"{flag} {path}: {existing} is not {missing}: choose another folder, or fix the permissions")
