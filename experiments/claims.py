@@ -277,8 +277,8 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
     who = " and ".join(map(label, attentions))
     text = (
         f"one head of {who}, shifts with longer cycles: {above} of {len(runs)} runs are more accurate than the level "
-        f"of the law of cycles, {on} are on it. The level is no bound on accuracy: it assumes that tokens read only "
-        "where they look"
+        f"of the law of cycles, {on} are on it. The level is no bound on accuracy: it assumes that a token uses "
+        "only the value of the key with the largest weight"
     )
     judged = "holds" if (above == 0) == (attentions != ["qkv"]) else "fails"
     return Evidence(text, judged, f"{above} of {len(runs)} runs above the level")

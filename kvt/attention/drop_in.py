@@ -244,7 +244,7 @@ class MultiheadAttention(nn.Module):
                 return given  # no context needed: self-attention and cross-attention give equal results
             equal = _equal(x, key)
             if equal is None and needs_self:
-                raise UserError("rope and attend_self=False: in a compiled graph pass one tensor as query and key")
+                raise UserError("rope or attend_self=False: in a compiled graph pass one tensor as query and key")
             return given | ({"context": key} if equal is False else {})
         equal = _equal(x, key)  # an overridden forward takes one context for keys and values
         if _equal(key, value) is False:

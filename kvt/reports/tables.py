@@ -45,7 +45,7 @@ class Table(NamedTuple):
 
     @property
     def reach_of_chance(self) -> float:
-        """The margin as an accuracy, for comparisons with `chance`."""
+        """The margin in units of accuracy, or of the metric if it is no accuracy, for comparisons with `chance`."""
         return self.margin * ACC.point if self.accuracy else self.reach
 
     def chance_in(self, column: str) -> float | None:

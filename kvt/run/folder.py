@@ -24,8 +24,8 @@ class RunFolder:
 
     Args:
         path: path of the folder. If the folder does not exist, it is created.
-        made: the folders that this process has created for the run; default: those of the folder and its parents that
-            do not exist yet.
+        made: the folders that this process has created for the run. Default: the run's folder and its parent folders,
+            as far as they do not exist yet.
 
     Raises:
         UserError: another process uses the folder.

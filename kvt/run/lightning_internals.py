@@ -39,7 +39,7 @@ def step_plateau_schedules(trainer: L.Trainer) -> None:
 
     Lightning skips that step of the schedule, because Lightning's own checkpoints lack the metrics.
     """
-    # Setting the public property `restarting` would leave every further epoch of a run with max_steps without batches.
+    # With the public property `restarting`, later epochs of a run with max_steps would have no batches.
     trainer.fit_loop._restarting = False
 
 

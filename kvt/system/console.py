@@ -278,7 +278,10 @@ def _replace_closed_streams() -> None:
 
 
 def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback. Omit resource limits, which TensorBoard's writer passes on to the main thread."""
+    """Print a thread's traceback, unless a resource limit caused the error.
+
+    TensorBoard's writer passes such an error on to the main thread.
+    """
     if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
         threading.__excepthook__(failed)
 

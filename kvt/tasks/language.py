@@ -112,7 +112,8 @@ class Windows(Batches):
 class TokenBatches(Windows):
     """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length).
 
-    In `Windows`, the last input before the stop position is also `fill`. Here, only inputs from the stop on are `fill`.
+    `Windows` replaces an input by `fill` if its target is at or beyond the stop position. This class replaces an input
+    only if the input itself is at or beyond the stop position.
     """
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
