@@ -345,7 +345,7 @@ class Attention(nn.Module):
         if projected.shape[-1] % width:
             found = f"the output of projection.{name} has {projected.shape[-1]} channels, not a multiple of {width}"
             raise UserError(f"{type(self).__name__}: {found}: do not split that projection with tensor parallelism")
-        return projected.view(*projected.shape[:-1], -1, width).transpose(1, 2)
+        return projected.view(*projected.shape[:-1], projected.shape[-1] // width, width).transpose(1, 2)
 
     def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the query, (B, heads, N, head_dim); repeat a key that acts as query for the heads of its group."""

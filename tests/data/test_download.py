@@ -40,7 +40,7 @@ def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
 def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, trouble):
     served, content = "a.txt.gz", PACKED
     with serving({served: content}) as server:
-        url, reason = f"{server.url}/{served}", "SHA-256 is not that of the published file"
+        url, reason = f"{server.url}/{served}", "is not the SHA-256 of the published file"
         if trouble == "wrong content":
             server.files[served] = content[:-1] + b"?"
         elif trouble == "cut short":
