@@ -181,7 +181,7 @@ def test_the_first_steps_from_a_wheel_in_an_empty_folder(in_tmp_dir, tmp_path_fa
     assert Path(ended.stdout.splitlines()[-1]).is_relative_to(site)
     tasks = {command[2] for command in made if command[1] == "run" and "--print_config" not in command}
     tested = {json.loads(path.read_text())["task"] for path in Path("lightning_logs").rglob("result.json")}
-    assert {name.replace("translation", "translation_de_en") for name in tasks} <= tested | {"reverse"}
+    assert all(any(name.startswith(task) for name in tested | {"reverse"}) for task in tasks)  # or language_model_email
 
 
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
