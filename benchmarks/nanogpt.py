@@ -27,10 +27,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from comparison import begin, flags, ratios
+from comparison import begin, flags, times
 
-from kvt.bench.measure import quartiles
-from kvt.bench.table import spread
 from kvt.system.quoting import markdown_table
 
 SYMBOLS = string.ascii_letters + string.digits + " \n."
@@ -78,8 +76,8 @@ def nanogpt(size: Size, steps: int, folder: Path) -> float:
     }
     words = [sys.executable, "train.py", *(f"--{name}={value}" for name, value in settings.items())]
     printed = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
-    times = [float(time) / 1000 for time in re.findall(r"^iter \d+: .*time ([\d.]+)ms", printed, re.MULTILINE)]
-    return size.tokens / median(times[1:])
+    seconds = [float(time) / 1000 for time in re.findall(r"^iter \d+: .*time ([\d.]+)ms", printed, re.MULTILINE)]
+    return size.tokens / median(seconds[1:])
 
 
 def ours(attn: str, size: Size, steps: int, folder: Path) -> float:
@@ -122,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             theirs = speeds["nanoGPT"]
             for attn in asked.attn:
                 both = (f"{median(speed):,.0f}" for speed in (theirs, speeds[attn]))
-                rows.append([name, attn, *both, spread(quartiles(ratios(speeds[attn], theirs)))])
+                rows.append([name, attn, *both, times(speeds[attn], theirs)])
     print(markdown_table(rows))
 
 

@@ -285,7 +285,10 @@ class Attention(nn.Module):
         cache: KVCache | None,
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim), with cached tokens."""
+        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim).
+
+        Key and value contain the tokens of the cache, if there is one, before the new tokens.
+        """
         if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
             q, (k, v) = self.query(x), cache.read()
             if context is None:

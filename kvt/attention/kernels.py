@@ -19,7 +19,7 @@ from kvt.system.errors import UserError
 SMALL_MAP = {False: 96, True: 256}
 """The largest number of tokens for which the fused kernel of a CPU is slower, for each value of `fast_products`."""
 ONE_QUERY = 4096
-"""The largest number of entries in all maps for which a CPU's fused kernel is faster, in calls with one query."""
+"""The largest total size of the attention maps, in entries, for which a CPU's fused kernel is faster with one query."""
 
 
 _explicit = False
@@ -94,7 +94,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask into a boolean mask and finite numbers to add to the logits; None replaces the numbers if absent."""
+    """Split a mask into a boolean mask and finite numbers to add to the logits, or None if the mask is boolean."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")

@@ -59,7 +59,8 @@ def study_run(
     how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
     failed = _make(runs, root, **how, recorded=recorded)
     if not (dry_run or list):
-        _tell_verdicts(parsed, root, recorded)
+        known = {name: outcomes for name, outcomes in recorded.items() if outcomes}
+        _tell_verdicts(parsed, [{**outcomes, **known} for outcomes in _outcomes(parsed, root)])
     _exit(failed)
 
 
@@ -91,7 +92,10 @@ def study_report(
     parsed, runs = _read(grids, scale)
     root = _root(folder)
     targets = _targets(parsed, root, out)
-    _report(parsed, root, targets, _find(runs, from_) if from_ else None, format)
+    found = _find(runs, from_) if from_ else None
+    require_folder(root, "--folder", write=False)
+    outcomes = _outcomes(parsed, root) if found is None else [found] * len(parsed)
+    _report(parsed, outcomes, targets, root if found is None else None, format)
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -165,8 +169,9 @@ def reproduce(
         targets = _targets(grids, root) if make else []
         failed = _make(runs, root, **how)
         if make:
-            _report(grids, root, targets)
-            _tell_verdicts(grids, root)
+            outcomes = _outcomes(grids, root)
+            _report(grids, outcomes, targets, root)
+            _tell_verdicts(grids, outcomes)
     if TABLE1 in chosen and not make:
         tell(f"{TABLE1} has no runs: kvt bench measures it in minutes")
     elif TABLE1 in chosen:
@@ -237,32 +242,35 @@ def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> lis
     return targets
 
 
+def _outcomes(grids: Sequence["Grid"], root: Path) -> "list[Outcomes]":
+    """Return the outcomes of the runs of each grid, read from the runs' folders inside `root`."""
+    with quick_imports():
+        from kvt.study.outcomes import read_outcomes
+
+    return [read_outcomes(grid.runs, root) for grid in grids]
+
+
 def _report(
     grids: Sequence["Grid"],
-    root: Path,
+    outcomes: "Sequence[Outcomes]",
     targets: Sequence[Path],
-    found: "Outcomes | None" = None,
+    root: Path | None = None,
     formats: Sequence[str] = (),
 ) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
-        from kvt.study.outcomes import read_outcomes
 
-    require_folder(root, "--folder", write=False)
-    for grid, target in zip(grids, targets, strict=True):
-        outcomes = read_outcomes(grid.runs, root) if found is None else found
-        for path in write_report(grid, outcomes, target, root if found is None else None, formats):
+    for grid, found, target in zip(grids, outcomes, targets, strict=True):
+        for path in write_report(grid, found, target, root, formats):
             tell(printable(os.path.relpath(path)))
 
 
-def _tell_verdicts(grids: Sequence["Grid"], root: Path, recorded: "Outcomes | None" = None) -> None:
+def _tell_verdicts(grids: Sequence["Grid"], outcomes: "Sequence[Outcomes]") -> None:
     with quick_imports():
         from kvt.reports.sections import verdicts
-        from kvt.study.outcomes import read_outcomes
 
-    known = {name: outcomes for name, outcomes in (recorded or {}).items() if outcomes}
-    for grid in grids:
-        for line in verdicts(grid, {**read_outcomes(grid.runs, root), **known}):
+    for grid, found in zip(grids, outcomes, strict=True):
+        for line in verdicts(grid, found):
             tell(line)
 
 

@@ -1,14 +1,14 @@
 """Finds the number that the paper publishes for the settings of a single run."""
 
-from collections.abc import Iterator, Mapping
-from math import isfinite, nan
+from collections.abc import Iterator
+from math import isfinite
 
 from kvt.reports.names import metric_of
 from kvt.run.config import RunConfig
-from kvt.study.grid import FULL, GridFile, Run, TableEntry, has, runs_of
+from kvt.study.grid import FULL, GridFile, Run, has, runs_of
 from kvt.system.files import GRIDS, read_yaml
 
-FREE = ("seed", "trainer.accelerator", "trainer.val_check_interval")  # settings that may differ from the paper's
+FREE = ("trainer.accelerator", "trainer.val_check_interval")  # settings that may differ from the paper's
 
 
 def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
@@ -34,16 +34,9 @@ def _published(run: Run, file: GridFile) -> Iterator[tuple[str, str]]:
     for entry in file.tables or ():
         columns = entry.columns or file.columns
         wanted = columns if isinstance(columns, dict) else {run.task: {"task": run.task}}
-        for column, (mean, std) in _cells(entry, run.attention).items():
+        for printed, (mean, std) in entry.published_pairs.get(run.attention, {}).items():
+            column = entry.relabelled.get(printed, printed)
             if column in wanted and all(has(run, *setting) for setting in wanted[column].items()):
                 kind = metric_of(entry.metric)
                 spread = f" ± {kind.value(std)}, mean over its settings" if isfinite(std) else ""
                 yield entry.metric, f"the paper, {column}: {entry.metric} {kind.value(mean)}{spread}"
-
-
-def _cells(entry: TableEntry, attention: str) -> Mapping[str, tuple[float, float]]:
-    cells = entry.published.get(attention, {})
-    return {
-        entry.relabelled.get(column, column): value if isinstance(value, tuple) else (value, nan)
-        for column, value in cells.items()
-    }

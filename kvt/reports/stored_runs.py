@@ -274,8 +274,10 @@ def _telling(runs: Sequence[StoredRun]) -> dict[Path, list[str]]:
 def _brief(value: Any) -> str:
     """Return a setting's value in one line. Objects such as `EMAWeightAveraging(decay=0.99)` are never truncated."""
     shown = in_short(value)
-    text = yaml_line(value) if shown is value else str(shown)
-    return text if shown is not value or len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+    if shown is not value:
+        return str(shown)
+    text = yaml_line(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def megabytes(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from math import nan
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -162,10 +161,7 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
         ("column in pools", chain.from_iterable(entry.pools.values()), names),
     ):
         _require(f"{what} of {grid.name}:", given, known)
-    published = {
-        attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
-        for attention, cells in entry.published.items()
-    }
+    published = entry.published_pairs
     of_columns = {name: of for name, of in found.items() if of or any(name in cells for cells in published.values())}
     pools = {pool: frozenset(chain(*(found.get(name, ()) for name in of))) for pool, of in entry.pools.items()}
     return Table(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
-from math import prod
+from math import nan, prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +76,14 @@ class TableEntry(BaseModel, extra="forbid"):
     published: dict[str, dict[str, float | tuple[float, float]]] = {}
     relabelled: dict[str, str] = {}
     note: str = ""
+
+    @property
+    def published_pairs(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The published numbers as pairs: the mean, and the standard deviation over settings, NaN if it is unknown."""
+        return {
+            attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
+            for attention, cells in self.published.items()
+        }
 
 
 class GridFile(BaseModel, extra="forbid"):
