@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.run.lightning_internals import (
+    OutsideSteps,
     copy_constants_into_averages,
     end_of_validation_after_training,
     stop_after_this_batch,
@@ -21,7 +22,7 @@ from kvt.run.lightning_internals import (
 from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler, tell
 
 
-class EndRun(Callback):
+class EndRun(OutsideSteps, Callback):
     """A callback that ends every run with a validation, so that last.ckpt and the result cover the whole training.
 
     At `max_steps`, the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If training ends
@@ -129,7 +130,7 @@ class EndRun(Callback):
             stop_after_this_batch(trainer)
 
 
-class ProgressBar(TQDMProgressBar):
+class ProgressBar(OutsideSteps, TQDMProgressBar):
     """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
 
     Without a terminal, the callback prints a line after each epoch and after each validation within an epoch. A
@@ -170,5 +171,7 @@ class ProgressBar(TQDMProgressBar):
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         shown = [name for name in ("train/loss", pl_module.monitor) if name in metrics]
-        ordered = sorted(metrics.keys() - shown, key=lambda name: (name.endswith("/s"), not name.startswith("train/")))
-        return {name.removeprefix("train/"): metrics[name] for name in [*shown, *ordered]}
+        others = [name for name in metrics if name not in shown]
+        others.sort(key=lambda name: (name.endswith("_per_second"), not name.startswith("train/")))
+        short = {name: name.removeprefix("train/").replace("_per_second", "/s") for name in [*shown, *others]}
+        return {title: metrics[name] for name, title in short.items()}

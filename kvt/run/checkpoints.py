@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.recorder import Recorder
 from kvt.run.start import StartRun
 from kvt.system.errors import UserError
@@ -39,7 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(path)
 
 
-class RunCheckpoint(ModelCheckpoint):
+class RunCheckpoint(OutsideSteps, ModelCheckpoint):
     """A `ModelCheckpoint` with a fixed file name, in the folder of the run that `claim`, a `StartRun`, has made."""
 
     def __init__(self, claim: StartRun, **settings: Any) -> None:
@@ -47,7 +48,7 @@ class RunCheckpoint(ModelCheckpoint):
         super().__init__(enable_version_counter=False, **settings)
 
     @cached_property
-    def state_key(self) -> str:  # cached, because the Trainer reads the key six times a step
+    def state_key(self) -> str:  # cached, because the Trainer reads the key in every step
         return super().state_key
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -13,6 +13,19 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import WeightAveraging
 
 
+class OutsideSteps:
+    """A base class of callbacks that does without the hooks below, unless a subclass defines one of them.
+
+    The Trainer looks up a key, opens a context of the profiler and calls the hook, even if the hook does nothing. It
+    skips a hook that is not callable.
+    """
+
+    on_before_zero_grad: Any = None
+    on_before_backward: Any = None
+    on_after_backward: Any = None
+    on_before_optimizer_step: Any = None
+
+
 def load_only_named_checkpoints(trainer: L.Trainer) -> None:
     """Make the Trainer load only the file `ckpt_path`, and prevent it from resubmitting SLURM jobs.
 

@@ -11,6 +11,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from kvt.attention import Attention
+from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.loggers import TrackioLogger
 from kvt.run.recorder import Recorder
 from kvt.tasks import TaskData
@@ -24,7 +25,7 @@ SHARE = 1 / 20
 """The largest share of a run's time for drawing, without the first and the last validation."""
 
 
-class Shown(Callback):
+class Shown(OutsideSteps, Callback):
     """A callback that sends attention maps and a sample text to the loggers after the first and the last validation.
 
     After other validations, the callback does so only if the last drawing took at most `SHARE` of the time since that

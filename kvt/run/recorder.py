@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from kvt.run.lightning_internals import step_plateau_schedules
+from kvt.run.lightning_internals import OutsideSteps, step_plateau_schedules
 from kvt.tasks import Task
 
 Row = dict[str, float]
@@ -20,7 +20,7 @@ Row = dict[str, float]
 MAX_ROWS = 2**15  # largest number of rows in the history, which every checkpoint contains
 
 
-class Recorder(Callback):
+class Recorder(OutsideSteps, Callback):
     """A callback that keeps the history of a run, its training time, and the state accumulated since the last log.
 
     * The history has a row for each step at which the run logs metrics of training or validation. A loss that is not
@@ -85,8 +85,7 @@ class Recorder(Callback):
                 pl_module.record(name, value)
             self._step = {}
             pl_module.log("train/seconds", self.seconds)
-            pl_module.log(f"train/{pl_module.unit}_per_second", self.rate)
-            pl_module.log(f"{pl_module.unit}/s", self.rate, prog_bar=True, logger=False)
+            pl_module.log(f"train/{pl_module.unit}_per_second", self.rate, prog_bar=True)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
         """Before a step with a log, keep the learning rate, and the norm of the gradients before clipping."""

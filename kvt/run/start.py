@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
+from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.loggers import end_runs, hyperparameters, keep_ids, make_loggers
 from kvt.system.console import say
 from kvt.system.errors import UserError
@@ -20,7 +21,7 @@ from kvt.system.hardware import fastest_threads, use_threads
 from kvt.system.quoting import printable
 
 
-class StartRun(Callback):
+class StartRun(OutsideSteps, Callback):
     """A callback that creates a run's folder and loggers once all processes have started, and sets the CPU threads.
 
     Until all processes have started, Ctrl-C ends them at once, and the run leaves no file.

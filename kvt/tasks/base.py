@@ -57,11 +57,18 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
         self.logged_step = 0  # the training step at which training metrics were last logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
-        self.optimizer_mode = "train"  # or "eval", for optimisers with modes, such as schedule-free optimisers
+        self.optimizer_mode = "eval"  # or "train", for optimisers with modes, such as schedule-free optimisers
         self.teachers: tuple[Task, ...] = ()  # at most one teacher; a tuple keeps it out of submodules and checkpoints
         self.taught: dict[str, Any] = {}  # for checkpoints: settings of the teacher, and a hash of the weights
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; set the name of the current hook, which the Trainer changes 40 times a step, at once."""
+        if name == "_current_fx_name":  # nn.Module would first check whether the name is one of its tensors
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     @classmethod
     def monitored(cls) -> Metric:
@@ -206,6 +213,7 @@ class Task(L.LightningModule, ABC):
         return self.global_step != self.logged_step and self.global_step % interval == 0
 
     def on_train_start(self) -> None:
+        self.optimizer_mode = "eval"  # new optimisers are not yet in mode train
         self.check_causality()
         for teacher in self.teachers:
             teacher.to(self.device, self.dtype)
@@ -219,7 +227,8 @@ class Task(L.LightningModule, ABC):
             raise UserError(f"--optimizer: {type(self).__name__} makes its own optimiser: {remedy}")
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self._switch_optimizers("train")
+        if self.optimizer_mode != "train":
+            self._switch_optimizers("train")
 
     def on_train_end(self) -> None:
         self._switch_optimizers("eval")

@@ -113,7 +113,7 @@ class Driver:
 
     printed = property(lambda self: self._output.read_text())
 
-    def join(self, seconds: float = 120) -> int | None:
+    def join(self, seconds: float = 400) -> int | None:
         self.process.join(seconds)
         return self.process.exitcode
 
