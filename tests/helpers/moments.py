@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 
 from kvt.cli.main import run_lightning
+from kvt.reports.paper import paper_of
 from kvt.run import pictures
 from kvt.run.callbacks import EndRun
 from kvt.run.checkpoints import AtomicCheckpointIO
@@ -28,6 +29,7 @@ BEGINS: dict[CodeType, str] = {
     Recorder.on_train_epoch_end.__code__: "boundary",
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
+    paper_of.__code__: "afterwards",  # the result is saved
 }
 """The phase of a process by the function that begins it. Before all others it is "start"."""
 WITHIN: dict[CodeType, str] = {
