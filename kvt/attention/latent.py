@@ -61,7 +61,10 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
     def query(self, x: Tensor) -> Tensor:
-        """Return [q', Uᵀq], (B, heads, N, d_R + r), for keys and values [k', c], (B, kv_heads, N, d_R + r)."""
+        """Return the queries [q', Uᵀq], (B, heads, N, d_R + r), of the cached keys [k', c], (B, kv_heads, N, d_R + r).
+
+        q' and k' are the rotated channels, and c is the latent vector.
+        """
         q = super().query(x)
         return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 

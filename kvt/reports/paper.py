@@ -16,7 +16,7 @@ def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
 
     Args:
         config: the configuration of a run.
-        task: the `task_name` of the run's data. Other tasks' grids are skipped: reading a grid takes seconds.
+        task: the `task_name` of the run's data. The function builds no runs of other tasks, to save time.
     """
     for path in sorted(GRIDS.glob("*.yaml")):
         content = read_yaml(path, "the grid")

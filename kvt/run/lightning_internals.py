@@ -1,4 +1,4 @@
-"""All code that uses private attributes of Lightning, tested with Lightning 2.6.6.
+"""All code that depends on the inner workings of Lightning, except `Task.__setattr__`; tested with Lightning 2.6.6.
 
 Lightning has no public way to stop between two steps with loops in a resumable state, to validate after the last step,
 to step each schedule in a resumed epoch, to forbid Lightning's own choice of a checkpoint, or to access the average of
@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 
 class OutsideSteps:
-    """A base class of callbacks that does without the hooks below, unless a subclass defines one of them.
+    """A base class of callbacks that turns off the hooks between the start of a training step and its end.
 
-    The Trainer looks up a key, opens a context of the profiler and calls the hook, even if the hook does nothing. It
-    skips a hook that is not callable.
+    A subclass may define one of these hooks. The Trainer looks up a key, opens a context of the profiler and calls the
+    hook, even if the hook does nothing. It skips a hook that is not callable.
     """
 
     on_before_zero_grad: Any = None

@@ -64,8 +64,8 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; set the name of the current hook, which the Trainer changes 40 times a step, at once."""
-        if name == "_current_fx_name":  # nn.Module would first check whether the name is one of its tensors
+        """Set an attribute, without the checks of nn.Module for a name that the Trainer sets 40 times a step."""
+        if name == "_current_fx_name":  # the name of the current hook
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
