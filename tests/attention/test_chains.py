@@ -236,7 +236,7 @@ def test_what_the_papers_encoding_adds_has_none(name, seed, length, data):
     gain = layer.gain_and_bias(length, length)[0][:, 0, 0]
     found = circulation(layer.weights(x), cycle)
     assert_close(found, gain * circulation(chain(layer.score(q, k)), cycle), atol=1e-7, rtol=1e-7)
-    assert (found.abs() > 1e-6).all()
+    assert found.abs().max() > 1e-3  # of twelve heads: one alone can be nearly reversible by chance
 
 
 @given(seed=seeds, length=st.integers(3, 8), phase=st.floats(-pi, pi))
