@@ -230,6 +230,16 @@ class Task(L.LightningModule, ABC):
         if self.optimizer_mode != "train":
             self._switch_optimizers("train")
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients, so that each training step follows the mean gradient of its batches.
+
+        Lightning divides the loss by `accumulate_grad_batches`. The last step of an epoch can have fewer batches.
+        """
+        batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if (last := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - last:
+            loss = loss * (usual / last)
+        super().backward(loss, *args, **kwargs)
+
     def on_train_end(self) -> None:
         self._switch_optimizers("eval")
 

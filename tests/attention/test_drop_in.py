@@ -97,6 +97,19 @@ def test_it_takes_its_place_in_a_finished_encoder(pair, count):
     assert_close(encoder(x, src_key_padding_mask=PADDED) * real, expected * real)
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_every_projection_is_called_so_that_adapters_of_it_take_effect(pair, need_weights):
+    """torch's layer reads the weights of its output projection without a call."""
+    x = torch.randn(B, N, DIM)
+    called = set()
+    for layer, number in zip(pair, (0, 4), strict=True):
+        for module in layer.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(lambda module, *_: called.add(module))
+        layer(x, x, x, need_weights=need_weights)
+        assert len(called) == number
+
+
 def test_arguments_reach_the_attention():
     layer = MultiheadAttention(DIM, HEADS, 0.2, bias=False, attn="kv+pos", max_len=N, pos_dim=20).attention
     assert isinstance(layer, KVPos)

@@ -8,6 +8,8 @@ from signal import SIGINT
 from time import sleep
 
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.run.folder import last_checkpoint
 from tests.conftest import REPOSITORY, SMALL_LISTS
@@ -53,14 +55,15 @@ def test_while_it_imports(command, module, in_tmp_dir):
 def test_the_reader_has_gone(bar, processes, in_tmp_dir):
     """As in `2>&1 | tee log`, where Ctrl-C ends tee too."""
     reading, writing = os.pipe()
-    with start(*SCRIPT, *SLOWLY, *processes, f"--enable_progress_bar={bar}", stdout=writing, stderr=writing) as process:
+    flags = [*processes, f"--enable_progress_bar={bar}", "--log_every_n_steps=1"]
+    with start(*SCRIPT, *SLOWLY, *flags, stdout=writing, stderr=writing) as process:
         os.close(writing)
         run = wait_for_training(process)
-        before = last_checkpoint(run).stat().st_mtime_ns
         os.close(reading)
         os.killpg(process.pid, SIGINT)
     assert process.returncode == 128 + SIGINT
-    assert last_checkpoint(run).stat().st_mtime_ns > before
+    steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("train/loss")]
+    assert torch.load(last_checkpoint(run), weights_only=False)["global_step"] == steps[-1] + 1
 
 
 @pytest.mark.slow
