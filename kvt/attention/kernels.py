@@ -210,18 +210,22 @@ def dot_product_attention(
     kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # no torch.SymBool
     allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
     if bias is None:
-        return fused(q, k, v, allowed, is_causal=kernel_causal)
-    bias = bias.to(q.dtype)
-    if pair_bias:  # the fused kernel accepts the bias as its additive mask
-        bias = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
-        return fused(q, k, v, bias)
-    # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-    # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
-    head_dim = q.shape[-1]
-    more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
-    q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
-    k = torch.cat([k, F.pad(bias.mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-    return fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
+        output = fused(q, k, v, allowed, is_causal=kernel_causal)
+    elif pair_bias:  # the fused kernel accepts the bias as its additive mask
+        bias = bias.to(q.dtype)
+        output = fused(q, k, v, bias if allowed is None else bias.masked_fill(~allowed, float("-inf")))
+    else:
+        # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
+        # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
+        head_dim = q.shape[-1]
+        more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
+        q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
+        k = torch.cat([k, F.pad(bias.to(q.dtype).mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
+        output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
+    if allowed is not None and torch.compiler.is_exporting():
+        # torch returns zeros for a query that may attend to no key, ONNX Runtime the mean of all values
+        output = output.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return output
 
 
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:

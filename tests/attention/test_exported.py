@@ -41,7 +41,7 @@ class Padded(nn.Module):
 
 
 def inputs(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(batch, length, DIM), torch.arange(length) <= torch.randint(length, (batch, 1))
+    return torch.randn(batch, length, DIM), torch.arange(length) < torch.randint(length + 1, (batch, 1))
 
 
 @pytest.mark.parametrize(("name", "causal"), [*product(FAST, [True]), *slow(*product(OPTIONS, [False, True]))])
