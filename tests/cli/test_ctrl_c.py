@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kvt.run.folder import last_checkpoint
 from tests.conftest import REPOSITORY, SMALL_LISTS
+from tests.helpers.drivers import children, command_of
 
 SCRIPT = [str(REPOSITORY / "experiments" / "synthetic.py")]
 KVT = ["-c", "from kvt.cli.main import main; main()", "fit", "--help"]
@@ -69,8 +70,7 @@ def test_the_reader_has_gone(bar, processes, in_tmp_dir):
 @pytest.mark.slow
 def test_while_another_process_of_the_run_starts(in_tmp_dir):
     with start(*SCRIPT, *SLOWLY, *DDP, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while process.poll() is None and not children.read_text():
+        while process.poll() is None and not any("synthetic.py" in command_of(pid) for pid in children(process.pid)):
             sleep(0.1)
         sleep(1)  # while the other one imports
         os.killpg(process.pid, SIGINT)

@@ -197,6 +197,13 @@ def children(of: int) -> list[int]:
     return [pid for pid, (state, parent) in found.items() if parent == of and state != "Z"]
 
 
+def command_of(pid: int) -> str:
+    """Return the command line of a process, which tells a resource tracker of multiprocessing from other children."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""  # it has ended
+
+
 def descendants(of: int) -> list[int]:
     return [pid for child in children(of) for pid in (child, *descendants(child))]
 

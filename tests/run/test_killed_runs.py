@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.run.config import RunConfig
 from kvt.run.folder import LOCK, last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.helpers.drivers import children, command_of
 from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked
 from tests.helpers.runs import checkpoint, equal, read_history, read_result
@@ -233,11 +234,15 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
     words = [*SMALL_LISTS, "--accelerator=cpu", "--max_epochs=100000", "--strategy=ddp", "--devices=2"]
     command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        while not (found := next(Path().rglob("last.ckpt"), None)) and process.poll() is None:
-            sleep(0.1)
-        assert found, process.stderr.read()
-        os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()), SIGKILL)
-        lines = process.stderr.read().splitlines()
+        try:
+            while not (found := next(Path().rglob("last.ckpt"), None)) and process.poll() is None:
+                sleep(0.1)
+            assert found, process.stderr.read()
+            (second,) = [pid for pid in children(process.pid) if "synthetic.py" in command_of(pid)]
+            os.kill(second, SIGKILL)
+            lines = process.stderr.read().splitlines()
+        finally:
+            process.kill()
     assert process.returncode == 2, lines
     named, error = lines
     assert named.startswith(f"{found.parent.parent}: ")
