@@ -287,7 +287,7 @@ def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
 
 
 def silence_libraries() -> None:
-    """Silence the messages of Lightning below the level WARNING, and the warnings in `IGNORED_WARNINGS`."""
+    """Silence Lightning's messages below the level WARNING and `IGNORED_WARNINGS`, and replace the lock of tqdm."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag
@@ -296,6 +296,8 @@ def silence_libraries() -> None:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # hides "tables created"
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
+    if "tqdm" in sys.modules:  # since Python 3.14, its own lock starts a process, which warns if kvt is killed
+        sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
 
 
 def user_error(error: BaseException) -> str | None:

@@ -102,6 +102,14 @@ def test_training_needs_no_study():
     assert not modules & {"spacy", "markdown", "ray", "datasets", "pandas", "kvt.study", "kvt.bench", "kvt.reports"}
 
 
+def test_a_progress_bar_starts_no_process():
+    """tqdm's own lock starts one where the start method is "forkserver", the default since Python 3.14."""
+    bar = "import multiprocessing, tqdm; multiprocessing.set_start_method('forkserver')"
+    silent = "from kvt.system.console import silence_libraries; silence_libraries(); tqdm.tqdm(disable=True)"
+    process, _ = start(f"{bar}; {silent}; print(open('/proc/thread-self/children').read())")
+    assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
+
+
 def test_help_lists_every_command_with_its_own_words():
     text = start(KVT, "--help")[0].stdout
     for name, about in [*LIGHTNING.items(), *((name, about) for name, (_, about) in COMMANDS.items())]:
