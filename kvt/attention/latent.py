@@ -61,9 +61,9 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
     def query(self, x: Tensor) -> Tensor:
-        """Return the queries [q', Uᵀq], (B, heads, N, d_R + r), of the cached keys [k', c], (B, kv_heads, N, d_R + r).
+        """Return queries [q', Uᵀq], (B, heads, N, d_R + r), which are multiplied by the cached keys [k', c].
 
-        q' and k' are the rotated channels, and c is the latent vector.
+        q' and k' are the rotated channels, and c is the latent vector. The keys have shape (B, kv_heads, N, d_R + r).
         """
         q = super().query(x)
         return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)

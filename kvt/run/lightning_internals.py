@@ -1,4 +1,6 @@
-"""All code that depends on the inner workings of Lightning, except `Task.__setattr__`; tested with Lightning 2.6.6.
+"""Code that relies on private or undocumented behaviour of Lightning, tested with Lightning 2.6.6.
+
+`Task.__setattr__` is the only such code elsewhere.
 
 Lightning has no public way to stop between two steps with loops in a resumable state, to validate after the last step,
 to step each schedule in a resumed epoch, to forbid Lightning's own choice of a checkpoint, or to access the average of
@@ -14,7 +16,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 
 class OutsideSteps:
-    """A base class of callbacks that turns off the hooks between the start of a training step and its end.
+    """A base class of callbacks that makes the Trainer skip the hooks of the backward pass and of the optimiser step.
 
     A subclass may define one of these hooks. The Trainer looks up a key, opens a context of the profiler and calls the
     hook, even if the hook does nothing. It skips a hook that is not callable.

@@ -287,7 +287,7 @@ def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
 
 
 def silence_libraries() -> None:
-    """Silence Lightning's messages below the level WARNING and `IGNORED_WARNINGS`, and replace the lock of tqdm."""
+    """Silence Lightning's messages below WARNING and `IGNORED_WARNINGS`; give tqdm a lock that starts no process."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag

@@ -64,8 +64,8 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, without the checks of nn.Module for a name that the Trainer sets 40 times a step."""
-        if name == "_current_fx_name":  # the name of the current hook
+        """Set an attribute, but skip the checks of nn.Module if it is the name of the Trainer's current hook."""
+        if name == "_current_fx_name":  # the Trainer sets it 40 times a step
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
@@ -231,13 +231,13 @@ class Task(L.LightningModule, ABC):
             self._switch_optimizers("train")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients, so that each training step follows the mean gradient of its batches.
+        """Compute the gradients of a batch, scaled so that a training step uses the mean gradient of its batches.
 
         Lightning divides the loss by `accumulate_grad_batches`. The last step of an epoch can have fewer batches.
         """
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
-        if (last := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - last:
-            loss = loss * (usual / last)
+        if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
+            loss = loss * (usual / rest)
         super().backward(loss, *args, **kwargs)
 
     def on_train_end(self) -> None:

@@ -8,12 +8,11 @@ from signal import SIGINT
 from time import sleep
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kvt.run.folder import last_checkpoint
 from tests.conftest import REPOSITORY, SMALL_LISTS
-from tests.helpers.drivers import children, command_of
+from tests.helpers.drivers import children, wait_for_training
+from tests.helpers.runs import checkpoint
 
 SCRIPT = [str(REPOSITORY / "experiments" / "synthetic.py")]
 KVT = ["-c", "from kvt.cli.main import main; main()", "fit", "--help"]
@@ -24,15 +23,6 @@ DDP = ["--devices=2", "--strategy=ddp"]
 def start(*words: str, **streams: int) -> subprocess.Popen[str]:
     """A process with a group of its own, as a shell starts one."""
     return subprocess.Popen([sys.executable, *words], text=True, start_new_session=True, **streams)
-
-
-def wait_for_training(process: subprocess.Popen[str]) -> Path:
-    """The folder of the run, once it has a checkpoint."""
-    while process.poll() is None:
-        if found := next(Path().rglob("last.ckpt"), None):
-            return found.parent.parent
-        sleep(0.1)
-    raise AssertionError(process.communicate())
 
 
 @pytest.mark.slow
@@ -64,13 +54,13 @@ def test_the_reader_has_gone(bar, processes, in_tmp_dir):
         os.killpg(process.pid, SIGINT)
     assert process.returncode == 128 + SIGINT
     steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("train/loss")]
-    assert torch.load(last_checkpoint(run), weights_only=False)["global_step"] == steps[-1] + 1
+    assert checkpoint(run, "last")["global_step"] == steps[-1] + 1
 
 
 @pytest.mark.slow
 def test_while_another_process_of_the_run_starts(in_tmp_dir):
     with start(*SCRIPT, *SLOWLY, *DDP, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not any("synthetic.py" in command_of(pid) for pid in children(process.pid)):
+        while process.poll() is None and not children(process.pid):
             sleep(0.1)
         sleep(1)  # while the other one imports
         os.killpg(process.pid, SIGINT)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -197,13 +198,6 @@ def children(of: int) -> list[int]:
     return [pid for pid, (state, parent) in found.items() if parent == of and state != "Z"]
 
 
-def command_of(pid: int) -> str:
-    """Return the command line of a process, which tells a resource tracker of multiprocessing from other children."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""  # it has ended
-
-
 def descendants(of: int) -> list[int]:
     return [pid for child in children(of) for pid in (child, *descendants(child))]
 
@@ -214,6 +208,15 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
     while not condition():
         assert monotonic() < end, "it did not happen"
         sleep(0.02)
+
+
+def wait_for_training(process: subprocess.Popen[str]) -> Path:
+    """Wait until the run that a process trains below the working directory has a checkpoint; return its folder."""
+    while process.poll() is None:
+        if found := next(Path().rglob("last.ckpt"), None):
+            return found.parent.parent
+        sleep(0.1)
+    raise AssertionError(process.communicate())
 
 
 def kill(pid: int) -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
-from time import sleep
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.run.config import RunConfig
 from kvt.run.folder import LOCK, last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
-from tests.helpers.drivers import children, command_of
+from tests.helpers.drivers import children, wait_for_training
 from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked
 from tests.helpers.runs import checkpoint, equal, read_history, read_result
@@ -235,16 +234,14 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
     command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while not (found := next(Path().rglob("last.ckpt"), None)) and process.poll() is None:
-                sleep(0.1)
-            assert found, process.stderr.read()
-            (second,) = [pid for pid in children(process.pid) if "synthetic.py" in command_of(pid)]
+            run = wait_for_training(process)
+            (second,) = children(process.pid)
             os.kill(second, SIGKILL)
             lines = process.stderr.read().splitlines()
         finally:
             process.kill()
     assert process.returncode == 2, lines
     named, error = lines
-    assert named.startswith(f"{found.parent.parent}: ")
+    assert named.startswith(f"{run}: ")
     assert error.startswith("error: rank 0: another process of this run died")
-    assert error.endswith(f"resume with --resume {found.parent.parent}")
+    assert error.endswith(f"resume with --resume {run}")
