@@ -23,8 +23,7 @@ def convert(
 ) -> None:
     """Replace the attention of a trained model, for instance to merge its key and value projections.
 
-    Measure the new checkpoint with kvt validate, and train it further with kvt fit. If you pass the old run to kvt fit
-    as --teacher, the new model also learns from the old model:
+    Measure the new checkpoint with kvt validate, and train it further with kvt fit:
 
         kvt convert lightning_logs/characters/qkv/version_0 --attn q-kv --how keep_v
         kvt validate --ckpt_path q-kv.ckpt

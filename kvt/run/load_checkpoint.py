@@ -166,12 +166,6 @@ class Checkpoint:
         return digest.hexdigest()
 
     @property
-    def taught(self) -> Mapping[str, Any]:
-        """The settings in `TEACHER` of the run, and the `digest` of the teacher; empty if the run has no teacher."""
-        taught = self.saved.get("teacher")
-        return taught if isinstance(taught, Mapping) else {}
-
-    @property
     def trained_on(self) -> str | None:
         """The fingerprint of the run's data, `TaskData.content`. None if the checkpoint has no fingerprint."""
         return self.hparams["data"].get("content")

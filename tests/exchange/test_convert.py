@@ -42,7 +42,7 @@ def test_it_is_measured_and_trained_further(kvt, qkv, in_tmp_dir, capsys, how):
     content = torch.load(last, weights_only=True)
     assert content["global_step"] == 9
     steps = {int(state["step"]) for state in content["optimizer_states"][0]["state"].values()}
-    kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9", "--teacher", str(qkv))
+    kvt("fit", "--ckpt_path", "new.ckpt", "--max_steps", "9")
     taught = next(in_tmp_dir.glob("lightning_logs/characters/kv/version_1/checkpoints/last.ckpt"))
     assert any(not torch.equal(weight, content["state_dict"][name]) for name, weight in weights(taught).items())
     assert steps == ({7, 9} if how == "least_squares" else {9})  # of those that are new, and of those that stay
