@@ -1,4 +1,4 @@
-"""The commands `kvt convert` and `kvt import`."""
+"""The command `kvt convert`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,32 +58,6 @@ def convert(
     places = {name: place for name, place in {"data_dir": data_dir, "text": text}.items() if place is not None}
     saved = converted(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs, places)
     _save(saved, path)
-
-
-def import_model(*folders: str, out: str | None = None) -> None:
-    """Convert a GPT-2 model of Hugging Face's transformers or of nanoGPT to a language_model checkpoint with attn=qkv.
-
-    The checkpoint has the same logits and the same tokenizer:
-
-        kvt import my_gpt2 --out gpt2.ckpt
-        kvt validate --ckpt_path gpt2.ckpt --text my_text.txt
-        kvt generate --ckpt_path gpt2.ckpt --prompt "To be"
-        kvt convert gpt2.ckpt --attn q-kv --how least_squares --text my_text.txt
-        kvt fit --ckpt_path gpt2.ckpt --text my_text.txt --max_steps 1000 --lr 1e-4
-
-    Args:
-        folders: one folder. It contains the model and the tokenizer that save_pretrained has written, or the ckpt.pt of
-            nanoGPT's train.py (since May 2023, with exact GELU) and a tokenizer.json.
-        out: path of the checkpoint; default: the folder's name with .ckpt, in the working directory.
-    """
-    with quick_imports():
-        from kvt.exchange.import_gpt2 import import_gpt2
-
-    if len(folders) != 1:
-        raise UserError("kvt import takes one folder, of a GPT-2 and its tokenizer.json")
-    folder = user_path(folders[0])
-    path = require_writable(user_path(out or f"{folder.resolve().name}.ckpt"))
-    _save(import_gpt2(folder), path)
 
 
 def _save(saved: Mapping[str, Any], path: Path) -> None:

@@ -429,7 +429,7 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
-    # imported models and checkpoints of older versions of kvt have no fingerprint of their data
+    # checkpoints of older versions of kvt have no fingerprint of their data
     if run.data.measures_others and checkpoint.trained_on is None:
         saved = checkpoint.hparams["data"]
         named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
