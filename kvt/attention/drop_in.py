@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.factory import AttentionFactory
-from kvt.attention.hosts import FORMULA
 from kvt.attention.ordinary import fill_weight
 from kvt.attention.scores import ScaledDot
 from kvt.system.errors import UserError
 
+FORMULA = ("project", "query", "rotate", "merge", "gain_and_bias", "logits", "attention_weights", "attend", "forward")
+"""Methods that an attention may not override to be converted to torch's layer."""
 INPUTS = ("query", "key", "value")
 PAIRS = ((0, 1), (0, 2), (1, 2))  # torch.compile of torch 2.11 cannot trace itertools.combinations
 
