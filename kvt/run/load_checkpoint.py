@@ -130,7 +130,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether training can continue from the checkpoint. Exports and the zoo have weights without an optimiser."""
+        """Whether training can continue from the checkpoint. Some checkpoints, as in the zoo, have weights only."""
         return "optimizer_states" in self.saved
 
     @property

@@ -3,8 +3,8 @@
 * to resume (--resume): the paths of the data, and the settings in `TO_RESUME`.
 * to continue (fit --ckpt_path): the paths of the data, and the Trainer's settings. The data and the settings of task,
   optimiser and data must be the same.
-* to begin from weights without an optimiser (fit --ckpt_path of an export or the zoo): everything except the
-  data's `spec`, such as the vocabulary, and the shapes of the weights.
+* to begin from weights without an optimiser (fit --ckpt_path of the zoo or kvt convert): everything except the data's
+  `spec`, such as the vocabulary, and the shapes of the weights.
 * to measure (validate, test, predict): the paths of the data, and the settings in `TO_MEASURE`. `test` and `predict`
   also accept other data that the model can read. `validate` accepts other data only if it measures all examples,
   because their validation split may contain training data of the run.
