@@ -19,7 +19,11 @@ from tests.conftest import COLLECTED, REPOSITORY, SKIPPED
 PAGES = [path for pages in ("*.md", "docs/*.md", "docs/*/*.md") for path in sorted(REPOSITORY.glob(pages))]
 NAMED_BY = [".ci/common", ".ci/nightly", ".ci/run", "pyproject.toml", *(str(p.relative_to(REPOSITORY)) for p in PAGES)]
 ROOMS = r"tests|kvt|benchmarks|docs|experiments|zoo|findings|\.ci"
-GONE = {"docs/performance-details.md": {"kvt/fleet", "benchmarks/fleet.py"}}
+GONE = {
+    "docs/performance-details.md": {"kvt/fleet", "benchmarks/fleet.py"},
+    "docs/sharing.md": {"experiments/retrofit.py"},
+    "docs/results/README.md": {"experiments/retrofit.py"},
+}
 """Paths that a page names beside the commit that had them."""
 
 CALL = argparse.ArgumentParser()

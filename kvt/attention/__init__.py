@@ -4,7 +4,6 @@ from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.cache import KVCache
 from kvt.attention.drop_in import MultiheadAttention
 from kvt.attention.factory import FORMULAS, AttentionFactory, AttentionSettings, make_attention
-from kvt.attention.hosts import register_with_transformers, timm_attention
 from kvt.attention.inspect import (
     AttentionMap,
     asymmetry,
@@ -32,5 +31,4 @@ __all__ = [
 ]
 __all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
 __all__ += ["MLA", "QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
-__all__ += ["looked_at", "make_attention", "record_maps", "register_with_transformers", "row_entropy"]
-__all__ += ["symmetric_share", "timm_attention"]
+__all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]

@@ -101,8 +101,7 @@ def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | N
             raise UserError("kvt run needs a task: pass its name, or your own YAML, such as kvt run cifar10")
         raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
     if resumed:
-        places = [*classes["data"].path_settings, *(["teacher"] if sections.get("teacher") else [])]
-        _require_unchanged(resumed, parser.parse_given(words), places)
+        _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
     config = RunConfig.of(paths, parser.parse_all(words, sections))
     config = replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config
     return Asked(config, None, resumed, flags.print_config)

@@ -35,7 +35,6 @@ COMMANDS = {  # maps a command to the import path of its function and to its lin
     "show": ("kvt.cli.runs:show", "prints a run's settings, its result, and commands that use it"),
     "export": ("kvt.cli.main:export", "writes a trained model as safetensors, with a model card, and as ONNX"),
     "convert": ("kvt.cli.convert:convert", "replaces the attention of a trained model"),
-    "import": ("kvt.cli.convert:import_model", "converts a GPT-2 of Hugging Face or nanoGPT to a checkpoint"),
     "bench": ("kvt.cli.bench:bench", "measures time, memory and FLOPs of each attention"),
     "study run": ("kvt.cli.study:study_run", "trains all runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),

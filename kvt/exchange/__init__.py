@@ -1,1 +1,1 @@
-"""Converts models to other attentions; imports GPT-2; exports to safetensors, ONNX and the Hugging Face hub."""
+"""Converts models to other attentions; exports to safetensors, ONNX and the Hugging Face hub."""

@@ -1,4 +1,4 @@
-"""Compute cross-entropy and divergence in at least float32; with a large vocabulary, compute logits in chunks."""
+"""Compute cross-entropy in at least float32; with a large vocabulary, compute logits in chunks."""
 
 from math import log
 from typing import Any, NamedTuple
@@ -23,21 +23,6 @@ class Predictions(NamedTuple):
     ignore: int = IGNORE  # positions with this target do not count; if it is a class, such as padding, t = 0 for it
 
 
-class Teacher(NamedTuple):
-    """Predictions of a teacher model for the batch of the trained model, and settings of the divergence from them."""
-
-    predictions: Predictions
-    temperature: float  # T, which divides the logits of both models
-    weight: float  # factor of the divergence
-
-    def log_p(self, logits: Tensor, rows: slice = slice(None)) -> list[Tensor]:
-        """Return log softmax(x / T), (P, C), for the teacher's logits x of `rows` and for x = `logits`."""
-        with torch.no_grad():
-            theirs = (self.predictions.head or nn.Identity())(self.predictions.states.flatten(0, -2)[rows])
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        return [(x / self.temperature).log_softmax(-1, dtype=exact) for x in (theirs, logits)]
-
-
 class Losses(NamedTuple):
     """The loss of predictions, with a gradient, and measurements without a gradient."""
 
@@ -48,18 +33,18 @@ class Losses(NamedTuple):
     logits: Tensor | None = None  # (…, C), with a gradient; None if computed in chunks
 
 
-def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher | None = None) -> Losses:
+def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
     """Return the cross-entropy in at least float32, the mean over the targets that count.
 
     With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
     every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, ε / (C − 2)
     for every other class, and the loss is KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.5; Vaswani et al.
-    2017, §5.4). A teacher adds weight · T² · KL(teacher ‖ model) to the loss. `linear_cross_entropy` computes the
-    result if the head is plain (see `is_plain`) and has at least `LARGE` classes.
+    2017, §5.4). `linear_cross_entropy` computes the result if the head is plain (see `is_plain`) and has at least
+    `LARGE` classes.
     """
     states, targets, head, ignore = found
     if head is not None and is_plain(head) and len(head.weight) >= LARGE:
-        return linear_cross_entropy(found, head.weight, head.bias, smoothing, teacher)
+        return linear_cross_entropy(found, head.weight, head.bias, smoothing)
     logits = head(states) if head else states
     exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
     # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
@@ -70,17 +55,11 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0, teacher: Teacher |
     if smoothing:
         others = aim.others(log_p).masked_fill(wanted == ignore, 0)
         loss = aim.more * nll + aim.other * (others.sum() / real.sum()) - aim.entropy
-    if teacher:
-        theirs, ours = (x[real.flatten()] for x in teacher.log_p(logits.flatten(0, -2)))
-        divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
-        loss = loss + teacher.weight * teacher.temperature**2 * divergence
     each = F.nll_loss(log_p.detach(), wanted, ignore_index=ignore, reduction="none").view(targets.shape)
     return Losses(loss, nll.detach(), each, logits.argmax(-1) == targets, logits)
 
 
-def linear_cross_entropy(
-    found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0, teacher: Teacher | None = None
-) -> Losses:
+def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0) -> Losses:
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
     The forward pass also computes the gradients. With `create_graph=True`, the backward pass computes the gradients
@@ -88,7 +67,7 @@ def linear_cross_entropy(
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias
-    loss, nll, each, right = _LinearCrossEntropy.apply(*tensors, rows, smoothing, teacher, torch.is_grad_enabled())
+    loss, nll, each, right = _LinearCrossEntropy.apply(*tensors, rows, smoothing, torch.is_grad_enabled())
     return Losses(loss, nll, each.view(found.targets.shape), right.view(found.targets.shape))
 
 
@@ -119,7 +98,7 @@ class _Aim:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *settings: Any) -> tuple[Tensor, ...]:
-        found, smoothing, teacher, differentiate = settings
+        found, smoothing, differentiate = settings
         real = (found.targets != found.ignore).to(torch.promote_types(x.dtype, torch.float32))
         aim, share, more = _Aim(len(weight), smoothing, found.ignore), real / real.sum(), real.new_zeros(())
         each, right = torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
@@ -140,19 +119,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if smoothing:  # `.sum()`, because autocast would round the result of `@` to half precision
                 more += ((aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)) * part).sum()
             slope = aim.subtract(p, target) if differentiate else p
-            if teacher:
-                theirs, ours = teacher.log_p(logits, rows)
-                divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1)
-                more += teacher.weight * teacher.temperature**2 * (divergence * part).sum()
-                slope.add_(ours.exp_().sub_(theirs.exp_()), alpha=teacher.weight * teacher.temperature)
-                del theirs, ours
             if differentiate:
                 slope = slope.to(weight.dtype)  # multiply `part` with smaller tensors than `slope`
                 gradients[0][rows] = (slope @ cast_weight) * part.unsqueeze(1)
                 gradients[1].addmm_(slope.mT, (x[rows] * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].unsqueeze(0).addmm_(part.to(bias.dtype).unsqueeze(0), slope)  # `addmv_` is slow in oneDNN
             del logits, p, slope  # free memory before the next chunk
-        ctx.settings = found, smoothing, teacher
+        ctx.settings = found, smoothing
         ctx.save_for_backward(x, weight, bias, *gradients)
         nll = (each * share).sum()
         ctx.mark_non_differentiable(nll, each, right)
@@ -160,10 +133,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        inputs, gradients, (found, *settings) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
+        inputs, gradients, (found, smoothing) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
         if torch.is_grad_enabled():  # saved gradients are constants: compute gradients again, with a graph
             inputs = [one.view_as(one).requires_grad_() for one in inputs]  # as if x did not depend on a tied W
-            loss = cross_entropy(found._replace(states=F.linear(*inputs)), *settings).loss
+            loss = cross_entropy(found._replace(states=F.linear(*inputs)), smoothing).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
-            return *gradients, None, None, None, None
-        return *(upstream.to(gradient.dtype) * gradient for gradient in gradients), None, None, None, None
+            return *gradients, None, None, None
+        return *(upstream.to(gradient.dtype) * gradient for gradient in gradients), None, None, None

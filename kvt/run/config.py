@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TEACHER, TRAINER, Sections, differing, plain
+from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain
 from kvt.system.errors import UserError, argument_types, require_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
@@ -39,9 +39,6 @@ class RunConfig:
         compile: whether torch compiles the model.
         threads: number of CPU threads; None: kvt measures the fastest number when the run starts.
         optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None: Adam.
-        teacher: the folder of a run, or a checkpoint; the model also learns to match its logits. None: no teacher.
-        teacher_temperature: the number by which the logits of teacher and model are divided.
-        teacher_weight: weight of the divergence from the teacher in the training loss.
         ckpt_path: the checkpoint from which training continues; None: training begins with new weights.
     """
 
@@ -52,9 +49,6 @@ class RunConfig:
     compile: bool = False
     threads: int | None = None
     optimizer: dict[str, Any] | None = None
-    teacher: str | None = None
-    teacher_temperature: float = 1.0
-    teacher_weight: float = 1.0
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +118,6 @@ class RunConfig:
             settings: Sections = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
             settings |= {"trainer": checkpoint.trainer_settings, "optimizer": checkpoint.optimizer}
         others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
-        others |= {name: value for name, value in checkpoint.taught.items() if name in TEACHER}
         return cls.of({section: class_name(kind) for section, kind in classes.items()}, settings | others)
 
     @classmethod
@@ -138,8 +131,7 @@ class RunConfig:
         for section in parts.keys() & {*PARTS}:
             init_args = parts[section]
             parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
-        taught = {name: settings[name] for name in TEACHER if name in settings}
-        return cls(**parts, seed_everything=settings["seed"], **taught)
+        return cls(**parts, seed_everything=settings["seed"])
 
     @classmethod
     def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
@@ -180,17 +172,11 @@ class RunConfig:
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
-        settings |= self._taught if self.teacher else {}
         for section in PARTS:
             if part := getattr(self, section):
                 settings[f"{section}.class"] = part["class_path"]
                 settings |= {f"{section}.{name}": value for name, value in part["init_args"].items()}
         return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-
-    @property
-    def _taught(self) -> dict[str, Any]:
-        """The settings of `TEACHER` that differ from their defaults."""
-        return {name: value for name, usual in TEACHER.items() if (value := getattr(self, name)) != usual}
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -211,7 +197,7 @@ class RunConfig:
         the same, and `differences` reports the change, because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
-        sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)} | asked._taught
+        sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)}
         # The parser may return gradient_clip_val, an `int | float`, as 5 or as 5.0, and both values get one name. Other
         # numbers of the Trainer are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
@@ -260,9 +246,7 @@ class RunConfig:
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy in which the parsed settings in `sections`, by section, replace the settings of `self`."""
-        none = "teacher" in sections and sections["teacher"] is None
-        parts: dict[str, Any] = TEACHER | dict(sections) if none else dict(sections)
-        parts = {name: parts[name] for name in OTHERS if name in parts}
+        parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
         for name in {*BUILT} & sections.keys():
             part = getattr(self, name)
             parts[name] = {**part, "init_args": {**part["init_args"], **sections[name]}}

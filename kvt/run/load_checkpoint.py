@@ -130,7 +130,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether training can continue from the checkpoint. Exports and the zoo have weights without an optimiser."""
+        """Whether training can continue from the checkpoint. Some checkpoints, as in the zoo, have weights only."""
         return "optimizer_states" in self.saved
 
     @property
@@ -164,12 +164,6 @@ class Checkpoint:
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
             digest.update(weight.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-    @property
-    def taught(self) -> Mapping[str, Any]:
-        """The settings in `TEACHER` of the run, and the `digest` of the teacher; empty if the run has no teacher."""
-        taught = self.saved.get("teacher")
-        return taught if isinstance(taught, Mapping) else {}
 
     @property
     def trained_on(self) -> str | None:

@@ -75,7 +75,6 @@ def save_results(
             "notes": task.metric_notes,
             "better": {metric.name: metric.better for metric in task.metrics if metric.better},
             "content": data.content,
-            **({"teacher_sha256": task.taught["sha256"]} if task.taught else {}),
             "config": config,
         }
         write_json(folder / "result.json", {**summary, **environment(), **details})

@@ -5,9 +5,9 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from inspect import signature
@@ -34,8 +34,8 @@ from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder, Row
-from kvt.run.same import TO_MEASURE, TO_TEACH, require_same, require_same_content, require_same_spec
-from kvt.run.sections import TEACHER, TRAINER_DEFAULTS, plain
+from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
+from kvt.run.sections import TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
@@ -181,7 +181,7 @@ def fit(
     # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
     # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(run, trainer, start, resume)
+    _prepare(run, trainer, start)
     if trainer.world_size > 1:
         stop.launch()
         share_errors()
@@ -350,7 +350,7 @@ def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, C
     return path, start
 
 
-def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: bool) -> None:
+def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     """Raise UserError for mistakes in settings, checkpoint and data, before files and processes are created."""
     task, data = run.task, run.data
     if start:
@@ -365,8 +365,6 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
     # checkpoints stay float32, which represents half-precision numbers exactly.
     if not isinstance(trainer.precision_plugin, HalfPrecision):
         trainer.precision_plugin.convert_module(task)
-    if run.config.teacher is not None:
-        _teach(run, start.taught if start else {}, resume)
     data.batches("val", trainer)
     loader = data.batches("train", trainer)
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
@@ -376,27 +374,6 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None, resume: b
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
         compile_model(task, trainer.strategy.root_device)
-
-
-def _teach(run: Built, known: Mapping[str, Any], resume: bool) -> None:
-    """Let a run's task learn from the teacher that the configuration names.
-
-    Raises UserError if the teacher has another task class than the run, or other data settings. `known` is the entry
-    of a checkpoint about its teacher. If the run continues with that teacher, the teacher must have the same weights.
-    """
-    config, task = run.config, run.task
-    settings = {name: getattr(config, name) for name in TEACHER}
-    checkpoint = Checkpoint(user_path(str(config.teacher)), flag="--teacher")
-    names = {"model": checkpoint.saved.get("model_class"), "attn": checkpoint.hparams["model"].get("attn")}
-    own = {flag: name for flag, name in names.items() if name in config.imports.values()}
-    teacher = replace(checkpoint, named=own).load_task(type(task))
-    require_same(checkpoint, run.data, free=(*TO_TEACH, *run.data.spec), remedy="choose a teacher with the run's data")
-    goes_on = resume or known.get("teacher") == config.teacher
-    if goes_on and known.get("sha256", checkpoint.digest) != checkpoint.digest:
-        raise checkpoint.error("its weights are not those of the run's teacher: pass the run's first teacher")
-    task.learn_from(teacher, config.teacher_temperature, config.teacher_weight)
-    task.taught = {**settings, "sha256": checkpoint.digest}
-    task.metric_notes["teacher"] = f"{config.teacher}: train/loss has the divergence from its logits, too"
 
 
 def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
@@ -452,7 +429,7 @@ def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Traine
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on
-    # imported models and checkpoints of older versions of kvt have no fingerprint of their data
+    # checkpoints of older versions of kvt have no fingerprint of their data
     if run.data.measures_others and checkpoint.trained_on is None:
         saved = checkpoint.hparams["data"]
         named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]

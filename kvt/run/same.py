@@ -1,12 +1,10 @@
 """Checks that compare settings and data with those of the run that saved a checkpoint. A user may change:
 
-* to resume (--resume): the paths of the data and of the teacher, and the settings in `TO_RESUME`.
+* to resume (--resume): the paths of the data, and the settings in `TO_RESUME`.
 * to continue (fit --ckpt_path): the paths of the data, and the Trainer's settings. The data and the settings of task,
   optimiser and data must be the same.
-* to begin from weights without an optimiser (fit --ckpt_path of an export, the zoo or an import): everything except the
-  data's `spec`, such as the vocabulary, and the shapes of the weights.
-* to learn from a teacher (--teacher): the model's settings, the paths of the data, the settings in the data's `spec`,
-  and the settings in `TO_TEACH`. The class of the task and the other settings of the data must be the same.
+* to begin from weights without an optimiser (fit --ckpt_path of the zoo or kvt convert): everything except the data's
+  `spec`, such as the vocabulary, and the shapes of the weights.
 * to measure (validate, test, predict): the paths of the data, and the settings in `TO_MEASURE`. `test` and `predict`
   also accept other data that the model can read. `validate` accepts other data only if it measures all examples,
   because their validation split may contain training data of the run.
@@ -22,7 +20,6 @@ from kvt.system.errors import UserError, argument_types
 from kvt.tasks import Task, TaskData
 
 TO_RESUME = ("enable_progress_bar",)
-TO_TEACH = ("batch_size", "seed")
 TO_MEASURE = ("batch_size", "optimizer")
 OWN_CONFIG = "pass the run's own config.yaml"
 OTHER_DATA = "name the run's own data, or start a new run"

@@ -16,9 +16,7 @@ GROUPS = (*BUILT, "trainer")
 """The sections whose settings have a short flag, such as --lr for --model.lr."""
 PARTS = (*BUILT, "optimizer")
 """The sections that name a class. A run may lack the section "optimizer"."""
-TEACHER = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
-"""The settings of a run that learns from a teacher, with their defaults."""
-OTHERS = ("seed_everything", "compile", "threads", "optimizer", *TEACHER, "ckpt_path")
+OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
 """The settings and sections of a configuration that `GROUPS` lacks."""
 GIVEN = {"spec", "seed"}
 """Arguments of task and data that the run sets, not the user: the data's `spec` and the run's seed."""

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, GIVEN, GROUPS, KEPT, OTHERS, RUN_FLAGS, TEACHER, TRAINER_DEFAULTS, Sections, plain
+from kvt.run.sections import BUILT, GIVEN, GROUPS, KEPT, OTHERS, RUN_FLAGS, TRAINER_DEFAULTS, Sections, plain
 from kvt.system.console import OneLineParser
 from kvt.system.errors import UserError, argument_types, require_finite, require_positive, require_seed
 from kvt.tasks import Task, TaskData
@@ -71,14 +71,6 @@ launches fewer kernels; on a GPU it uses CUDA graphs. Not available for translat
 THREADS_HELP = """number of CPU threads, at most the number of cores. Default: one, unless a measurement when training
 starts shows that more threads are clearly faster. A resumed run keeps its number of threads, because the number affects
 the last digits of results"""
-TEACHER_HELP = {
-    "teacher": """path of a run's folder or a checkpoint to learn from, with the same task and data and any attention.
-kvt adds KL(teacher ‖ model) of the logits, in nats, averaged over predictions, to the training loss, not to the
-validation loss. --resume RUN also needs the teacher; if it was moved, pass --resume RUN --teacher NEW_PATH""",
-    "teacher_temperature": """temperature T: the logits of teacher and model are divided by T, and their divergence is
-multiplied by T² (Hinton et al. 2015)""",
-    "teacher_weight": "weight of the divergence from the teacher in the training loss",
-}
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):
@@ -99,9 +91,6 @@ class SettingsParser(OneLineParser, LightningArgumentParser):
         self.add_subclass_arguments(
             Optimizer, "optimizer", skip={"params", "lr"}, required=False, instantiate=False, help=OPTIMIZER_HELP
         )
-        for name, usual in TEACHER.items():
-            kind = str | None if usual is None else float
-            self.add_argument(f"--{name}", type=kind, default=usual, help=TEACHER_HELP[name])
         self.add_argument("--ckpt_path", type=str | None, default=None, help=RUN_FLAGS["--ckpt_path"])
         for flag in ("--resume", *(f"--{name}" for name in BUILT if name not in classes)):
             self.add_argument(flag, help=RUN_FLAGS[flag])
@@ -224,18 +213,13 @@ def kept_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
 def require_settings(sections: Mapping[str, Any]) -> None:
     """Raise UserError for values that parser and Trainer accept, but not a run.
 
-    A run rejects numbers that are not finite or not positive, settings of a teacher without a teacher, and strategies
-    that kvt does not support.
+    A run rejects numbers that are not finite or not positive, and strategies that kvt does not support.
     """
     require_seed(sections["seed_everything"])
     trainer = sections["trainer"]
     for section in (trainer, sections["model"], sections["data"]):
         require_finite(**{f"--{name}": value for name, value in section.items()})
-    taught = {name: sections[name] for name, usual in TEACHER.items() if usual is not None}
-    if sections["teacher"] is None and (idle := [name for name in taught if taught[name] != TEACHER[name]]):
-        raise UserError(f"--{idle[0]} {taught[idle[0]]}: needs --teacher, the run to learn from")
     given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections["threads"]}
-    given |= {f"--{name}": value for name, value in taught.items()}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
     if trainer.get("barebones"):
         remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"

@@ -25,7 +25,7 @@ from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
 from kvt.run.config import RunConfig
-from kvt.run.sections import GROUPS, PARTS, TEACHER, TRAINER
+from kvt.run.sections import GROUPS, PARTS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say
@@ -187,7 +187,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
         if name in FIRST or not cell:
             continue
         section, dot, part = name.partition(".")
-        if section in (*GROUPS, *PARTS, *TEACHER):
+        if section in (*GROUPS, *PARTS):
             settings[name] = _value(cell)
         elif dot:
             result.setdefault(section, {})[part] = _value(cell)

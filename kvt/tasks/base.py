@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from kvt.models.losses import Losses, Predictions, Teacher, cross_entropy
+from kvt.models.losses import Losses, Predictions, cross_entropy
 from kvt.system.errors import UserError, import_class, require_positive
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import Together, make_optimizer
@@ -58,8 +58,6 @@ class Task(L.LightningModule, ABC):
         self.logged_step = 0  # the training step at which training metrics were last logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
         self.optimizer_mode = "eval"  # or "train", for optimisers with modes, such as schedule-free optimisers
-        self.teachers: tuple[Task, ...] = ()  # at most one teacher; a tuple keeps it out of submodules and checkpoints
-        self.taught: dict[str, Any] = {}  # for checkpoints: settings of the teacher, and a hash of the weights
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
@@ -100,15 +98,6 @@ class Task(L.LightningModule, ABC):
         require_schedule(self, schedule, warmup)
         self.lr, self.warmup, self.schedule = lr, warmup, schedule
 
-    def learn_from(self, teacher: "Task", temperature: float = 1.0, weight: float = 1.0) -> None:
-        """Add weight · T² · KL(teacher ‖ task) to the training loss, in nats, as a mean over predictions.
-
-        The distributions of teacher and task are softmax(logits / T) with temperature T (Hinton et al. 2015). The
-        teacher gets the task's batches, with the same masked tokens and crops, is in eval mode, and is not trained.
-        """
-        self.teachers = (teacher.eval().requires_grad_(False),)
-        self.temperature, self.teacher_weight = temperature, weight
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return with_schedule(self, make_optimizer(self))
 
@@ -118,21 +107,16 @@ class Task(L.LightningModule, ABC):
 
         A metric is either a tensor with one number, the mean over the predictions of the batch; or a pair of a sum and
         a divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
-        divisor have one entry per bin. To learn from a teacher, a task must compute its loss with `losses`, and return
-        the result of `losses` as "found". A task may return some metrics in eval mode only.
+        divisor have one entry per bin. A task may return some metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
         """Return `Predictions` of a batch for `losses`: the right classes, with logits, or with states and a head."""
-        raise self._error("predictions must return kvt.models.losses.Predictions, which losses and --teacher need")
+        raise self._error("predictions must return kvt.models.losses.Predictions, which losses needs")
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the cross-entropy of `predictions`. In training, add the divergence from a `--teacher`."""
-        teacher = None
-        for one in self.teachers if self.training else ():
-            with torch.no_grad():
-                teacher = Teacher(one.predictions(batch), self.temperature, self.teacher_weight)
-        return cross_entropy(self.predictions(batch), smoothing, teacher)
+        """Return the cross-entropy of `predictions`."""
+        return cross_entropy(self.predictions(batch), smoothing)
 
     @abstractmethod
     def num_predictions(self, batch: Any) -> int | Tensor:
@@ -215,8 +199,6 @@ class Task(L.LightningModule, ABC):
     def on_train_start(self) -> None:
         self.optimizer_mode = "eval"  # new optimisers are not yet in mode train
         self.check_causality()
-        for teacher in self.teachers:
-            teacher.to(self.device, self.dtype)
         trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
         if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
             raise self._error("configure_optimizers must return an optimiser of the task's weights")
@@ -276,7 +258,6 @@ class Task(L.LightningModule, ABC):
             self.load_state_dict(weights)
         checkpoint["model_class"] = class_name(type(self))
         checkpoint["optimizer"] = self.optimizer_config
-        checkpoint |= {"teacher": self.taught} if self.taught else {}
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
 
@@ -326,8 +307,6 @@ class Task(L.LightningModule, ABC):
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
-        if self.teachers and "found" not in computed:
-            raise self._error('compute_metrics must return self.losses(batch) as "found", to learn from a --teacher')
         numbers = [name for name, value in computed.items() if is_measured(value)]
         wanted = [metric.name for metric, _ in self._means(stage)]
         if missing := [name for name in ("loss", *wanted) if name not in numbers]:

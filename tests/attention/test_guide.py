@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
+import kvt
 from kvt.attention import QKV, Attention, KVCache, record_maps
 from kvt.attention.kernels import product
 from kvt.models import CausalLM
@@ -15,9 +17,9 @@ from kvt.system.errors import UserError
 from tests.conftest import REPOSITORY
 
 GUIDE = (REPOSITORY / "docs/guides/attention.md").read_text()
-NAMES: dict = {"__name__": "guide"}
+NAMES: dict = {"__name__": "guide", "torch": torch, "kvt": kvt}
 for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
-    if re.search(r"^class (NearKV|Window|Linear|Sum)", block, re.MULTILINE):
+    if re.search(r"^class (NearKV|Window|Linear|Sum|InTimm)", block, re.MULTILINE):
         exec(compile(block, "attention.md", "exec"), NAMES)
 CLASSES = [NAMES[name] for name in ("NearKV", "Window", "Linear", "Recurrent")]
 MASK = torch.tensor([[True] * 5 + [False] * 2, [True] * 7])[:, None, None]
@@ -83,3 +85,35 @@ def test_who_overrides_attend_alone_is_told_what_a_map_needs():
     assert layer(torch.zeros(1, 3, 8)).shape == (1, 3, 8)
     with pytest.raises(UserError, match=r"Mean overrides attend.*override attention_weights"):
         layer.weights(torch.zeros(1, 3, 8))
+
+
+class Block(nn.Module):
+    """A block of a vision transformer with the attention of timm."""
+
+    class Attention(nn.Module):
+        def __init__(self, dim, heads):
+            super().__init__()
+            self.num_heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+        def forward(self, x, attn_mask=None):
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            return self.proj(nn.functional.scaled_dot_product_attention(q, k, v, attn_mask).transpose(1, 2).flatten(2))
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(dim), self.Attention(dim, heads)
+
+    def forward(self, x, attn_mask=None):
+        return x + self.attn(self.norm(x), attn_mask=attn_mask)
+
+
+def test_a_model_of_another_library_takes_any_attention():
+    torch.manual_seed(0)
+    model, x, mask = nn.ModuleList(Block(8, 2) for _ in range(2)), torch.randn(2, 5, 8), MASK[..., :5]
+    expected = model[1](model[0](x), mask)
+    NAMES["replace_attention"](model, "qkv")
+    assert_close(model[1](model[0](x), mask), expected)
+    model = nn.ModuleList([Block(8, 2)])
+    NAMES["replace_attention"](model, "kv")
+    model[0](x).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())

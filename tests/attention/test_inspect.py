@@ -57,10 +57,10 @@ def test_scores_are_recorded_of_torchs_interface():
 @pytest.mark.parametrize("length", [3, 4])
 def test_the_maps_of_torchs_interface_are_those_that_it_returns(length):
     layer = MultiheadAttention(8, 2, attn="qkv", batch_first=True)
-    x, key, value = torch.randn(2, 3, 8), torch.randn(2, length, 8), torch.randn(2, length, 8)
-    bias = torch.randn(3, length)
+    x, bias = torch.randn(2, 3, 8), torch.randn(3, length)
+    other = x if length == 3 else torch.randn(2, length, 8)
     with record_maps(layer) as maps:
-        _, weights = layer(x, key, value, attn_mask=bias, average_attn_weights=False)
+        _, weights = layer(x, other, other, attn_mask=bias, average_attn_weights=False)
     torch.testing.assert_close(maps[0].weights, weights)
     if length == 3:
         torch.testing.assert_close((maps[0].scores + bias).softmax(-1), weights)

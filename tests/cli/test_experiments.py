@@ -21,7 +21,7 @@ from kvt.run.folder import claim_version
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow
 
-PAGES = ("answer", "lacks", "retrofit", "claims", "efficientnet_features")  # scripts that are no task
+PAGES = ("answer", "lacks", "claims", "efficientnet_features")  # scripts that are no task
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if path.stem not in PAGES)
 CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
 

@@ -41,7 +41,6 @@ WORDS = {
     "runs": [LOGS],
     **dict.fromkeys(("runs rm", "show"), (RUN,)),
     "convert": [BEST, "--attn", "kv", "--out", HOUSE],
-    "import": [HOUSE],
     "export": [BEST, "--out", HOUSE],
     "bench": ["--attn", NAME],
     "study run": [GRID, "--folder", STUDY, "--list"],

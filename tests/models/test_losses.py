@@ -1,4 +1,4 @@
-"""The cross-entropy in chunks against dense formulas, in both forms of label smoothing and with a teacher."""
+"""The cross-entropy in chunks against dense formulas, in both forms of label smoothing."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from kvt.bench.measure import peak_bytes
 from kvt.data.tokens import IGNORE
-from kvt.models.losses import CHUNK, LARGE, Predictions, Teacher, cross_entropy, linear_cross_entropy
+from kvt.models.losses import CHUNK, LARGE, Predictions, cross_entropy, linear_cross_entropy
 
 
 def dense(logits, target, smoothing, pad):
@@ -118,16 +118,6 @@ def test_of_the_logits_it_is_the_same(smoothing):
     assert_close(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted))
 
 
-def plain(logits, target, smoothing=0.0, teacher=None):
-    """`F.cross_entropy`, and the weighted divergence from the teacher, place by place."""
-    loss, real = F.cross_entropy(logits, target, label_smoothing=smoothing), target != IGNORE
-    if teacher is None:
-        return loss
-    (theirs, *_), warmth, weight = teacher
-    p, q = ((x[real] / warmth).softmax(-1) for x in (theirs, logits))
-    return loss + weight * warmth**2 * (p * (p / q).log()).sum() / real.sum()
-
-
 def masked_layer(rows=7, symbols=12, **settings):
     *tensors, target = last_layer(rows, symbols, 1, **settings)
     return *tensors, target.masked_fill(torch.arange(rows) % 3 == 1, IGNORE)
@@ -135,32 +125,28 @@ def masked_layer(rows=7, symbols=12, **settings):
 
 @pytest.mark.parametrize("chunk", [1, 3, 9])
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("taught", [False, True])
-def test_in_chunks_it_is_the_dense_loss_in_value_gradients_and_each_target(chunk, smoothing, taught, monkeypatch):
+def test_in_chunks_it_is_the_dense_loss_in_value_gradients_and_each_target(chunk, smoothing, monkeypatch):
     monkeypatch.setattr("kvt.models.losses.CHUNK", chunk)
     *tensors, target = masked_layer()
-    teacher = Teacher(Predictions(torch.randn(7, 12, dtype=torch.float64), target), 2.0, 0.3) if taught else None
-    found = linear_cross_entropy(Predictions(tensors[0], target), *tensors[1:], smoothing, teacher)
+    found = linear_cross_entropy(Predictions(tensors[0], target), *tensors[1:], smoothing)
     logits = F.linear(*tensors)
-    wanted = plain(logits, target, smoothing, teacher)
+    wanted = F.cross_entropy(logits, target, label_smoothing=smoothing)
     assert_close(found.loss, wanted)
     gradients = torch.autograd.grad(3 * found.loss, tensors)
     assert_close(gradients, torch.autograd.grad(3 * wanted, tensors, retain_graph=True))
     assert_close(found.each, F.cross_entropy(logits.detach(), target, reduction="none"))
-    assert_close(found.nll, plain(logits.detach(), target))
+    assert_close(found.nll, F.cross_entropy(logits.detach(), target))
     assert torch.equal(found.right, logits.argmax(-1) == target)
     assert not any(part.requires_grad for part in found[1:4])
-    whole = cross_entropy(Predictions(logits, target), smoothing, teacher)
+    whole = cross_entropy(Predictions(logits, target), smoothing)
     assert_close(whole[:4], found[:4])
     assert_close(torch.autograd.grad(3 * whole.loss, tensors), gradients)
 
 
-@pytest.mark.parametrize("taught", [False, True])
-def test_with_a_teacher_and_ignored_targets_it_can_be_differentiated_twice(taught):
+def test_with_ignored_targets_it_can_be_differentiated_twice():
     *tensors, target = masked_layer(4, 6)
-    teacher = Teacher(Predictions(torch.randn(4, 6, dtype=torch.float64), target), 2.0, 0.3) if taught else None
     assert torch.autograd.gradgradcheck(
-        lambda *parts: linear_cross_entropy(Predictions(parts[0], target), *parts[1:], 0.1, teacher).loss, tensors
+        lambda *parts: linear_cross_entropy(Predictions(parts[0], target), *parts[1:], 0.1).loss, tensors
     )
 
 
@@ -171,7 +157,7 @@ def test_tied_and_frozen_weights_get_the_gradients_of_the_dense_loss(tied):
     for way in (lambda *tensors: linear_cross_entropy(Predictions(tensors[0], target), *tensors[1:]).loss, None):
         leaf = weight.detach().clone().requires_grad_()
         tensors = (leaf[:7], leaf if tied else leaf.detach(), bias if tied else None)
-        loss = way(*tensors) if way else plain(F.linear(*tensors), target)
+        loss = way(*tensors) if way else F.cross_entropy(F.linear(*tensors), target)
         first = torch.autograd.grad(loss, leaf, create_graph=True)[0]
         gradients.append((first, *torch.autograd.grad(first.square().sum(), leaf)))
     assert_close(*gradients)
@@ -189,14 +175,3 @@ def test_logits_of_large_plain_heads_alone_never_exist_as_a_whole(symbols, hooke
     assert len(calls) == hooked
     assert_close(found.loss, F.cross_entropy(F.linear(x, head.weight, head.bias).flatten(0, 1), target.flatten()))
     assert found.each.shape == found.right.shape == target.shape
-
-
-def test_a_teacher_takes_no_whole_matrix_either():
-    x, weight, bias, target = last_layer(16 * CHUNK, 500, 1, torch.float32)
-    head = nn.Linear(5, 500).requires_grad_(requires_grad=False)
-    teacher = Teacher(Predictions(torch.randn(16 * CHUNK, 5), target, head), 1.0, 1.0)
-
-    def gradients():
-        torch.autograd.grad(linear_cross_entropy(Predictions(x, target), weight, bias, 0.0, teacher).loss, x)
-
-    assert peak_bytes(gradients, "cpu") < 8 * CHUNK * 500 * 4

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
-from kvt.attention import KV, AttentionFactory, KVCache, MultiheadAttention
+from kvt.attention import KV, AttentionFactory, KVCache
 from kvt.attention.positions import sinusoid
 from kvt.models import CausalLM, ListTagger, Seq2Seq, ViT
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, PreNorm
@@ -100,7 +100,6 @@ MODELS = {
         make, source_vocab_size=9, target_vocab_size=9, pad=0, max_len=6, dim=8, depth=1
     ),
     "gpt2": lambda make: with_gpt2(CausalLM(make, make_embedding("learned", 9, 8, 6), depth=1)),
-    "drop-in": lambda make: MultiheadAttention(8, 2, attn=make.attn, batch_first=True),
 }
 
 

@@ -5,9 +5,6 @@ import torch
 from lightning import Callback
 
 from kvt import train
-from kvt.exchange.convert import convert
-from kvt.run.load_checkpoint import Checkpoint
-from kvt.system.errors import UserError
 from kvt.tasks import ListTask
 from tests.conftest import SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import checkpoint, equal, read_history, read_result, weights
@@ -88,11 +85,3 @@ def test_a_run_that_goes_on_from_an_average_says_so(experiment, kvt, capfd):
     assert "goes on from averaged weights" in capfd.readouterr().err
     kvt("fit", "--ckpt_path", str(last), "--max_epochs", "2", "--trainer.callbacks+=EMAWeightAveraging")
     assert "average" not in capfd.readouterr().err
-
-
-def test_a_run_with_an_average_is_converted_from_its_export(in_tmp_dir, says):
-    train(small("reverse", attn="qkv", callbacks=[EMA]), "mine")
-    with pytest.raises(UserError, match="not of these weights: export the run with kvt export, and convert the export"):
-        convert(Checkpoint("mine"), "kv", "mean", {}, {})
-    says("export", "mine", "--out", "exported")
-    assert convert(Checkpoint("exported"), "kv", "mean", {}, {})["state_dict"]

@@ -155,7 +155,7 @@ def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_
     measured = float(line.split()[-2])
     assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
     unknown = torch.load(checkpoint, weights_only=True)
-    del unknown["datamodule_hyper_parameters"]["content"]  # as older checkpoints, and a GPT-2 that was imported
+    del unknown["datamodule_hyper_parameters"]["content"]  # as older checkpoints
     torch.save(unknown, "older.ckpt")
     words("validate", "--ckpt_path", "older.ckpt", "--text", str(other))
     assert line in capsys.readouterr().out
