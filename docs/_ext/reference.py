@@ -22,7 +22,7 @@ from kvt.system.files import CONFIGS, yaml_line, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")
-NO_SETTINGS = ("help", "print_shtab", "print_config", "config", "resume", "model", "data", "trainer")
+NO_SETTINGS = ("help", "print_config", "config", "resume", "model", "data", "trainer")
 
 
 def commands() -> Iterator[str]:

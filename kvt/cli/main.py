@@ -41,7 +41,6 @@ COMMANDS = {  # maps a command to the import path of its function and to its lin
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
     "study record": ("kvt.cli.study:study_record", "collects the results of a grid, from any machines, in a record"),
     "reproduce": ("kvt.cli.study:reproduce", "trains the runs and writes the reports of the paper's results"),
-    "completion": ("kvt.cli.completion:completion", "prints a shell script that completes commands and flags"),
 }
 
 LIGHTNING = {

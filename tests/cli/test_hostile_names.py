@@ -47,7 +47,7 @@ WORDS = {
     "study run": [GRID, "--folder", STUDY, "--list"],
     "study report": [GRID, "--folder", STUDY, "--out", HOUSE],
     "study record": [GRID, "--from", STUDY, LOGS, "--out", HOUSE],
-    **dict.fromkeys(("reproduce", "completion"), (NAME,)),
+    "reproduce": (NAME,),
 }
 
 
