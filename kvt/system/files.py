@@ -1,4 +1,4 @@
-"""Writes files atomically, checks paths that a user names, reads YAML files, and fills templates of HTML pages."""
+"""Writes files atomically, checks paths that a user names, and reads YAML files."""
 
 import csv
 import errno
@@ -174,12 +174,6 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
         writer = csv.DictWriter(file, [*columns])
         writer.writeheader()
         writer.writerows(rows)
-
-
-def page_with(data: Any, template: Path) -> str:
-    """Return an HTML template in which JSON replaces {data}. "<" is escaped, so that no text ends the <script>."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return template.read_text(encoding="utf-8").replace("{data}", text)
 
 
 def _part(path: Path) -> Path:
