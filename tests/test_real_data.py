@@ -162,7 +162,7 @@ def test_every_table_and_figure_is_made(tmp_path, monkeypatch):
     for name in names:
         folder = reports / f"{name}-smoke"
         assert set(pd.read_csv(folder / "runs.csv").state) == {"finished"}
-        assert {"report.md", "report.html"} <= {path.name for path in folder.iterdir()}
+        assert (folder / "report.md").is_file()
         assert [*folder.glob("*.svg")]
     assert (reports / "figure3-smoke" / "maps.svg").is_file()
     assert (reports / "table1.md").is_file()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # functions import slow modules only when needed, as in kvt/c
 
 FOLDER = "lightning_logs/study"
 TABLE1 = "table1"
-FOLDERS, NO_FOLDERS, NO_FORMATS, ALL = [FOLDER], list[str](), list[str](), list[str]()
+FOLDERS, NO_FOLDERS, ALL = [FOLDER], list[str](), list[str]()
 
 
 def study_run(
@@ -70,12 +70,12 @@ def study_report(
     folder: str = FOLDER,
     out: str | None = None,
     from_: list[str] = NO_FOLDERS,
-    format: list[str] = NO_FORMATS,
+    format: str | None = None,
 ) -> None:
     """Write the report of a grid.
 
-    The report consists of report.md with its pictures, report.html, explorer.html with all runs and their learning
-    curves, tables.csv with the numbers of the tables, and runs.csv with a row for each run.
+    The report consists of report.md with its pictures, tables.csv with the numbers of the tables, and runs.csv with a
+    row for each run.
 
     Args:
         grids: YAML files, or names of kvt's grids, such as table2.
@@ -83,19 +83,17 @@ def study_report(
         folder: folder of the runs.
         out: folder of the report; default: reports/<grid>-<scale> in the folder of the runs.
         from_: records, or folders of runs. The report uses their results instead of the runs in --folder.
-        format: additional formats for papers: latex writes all tables to tables.tex, pdf writes each picture as PDF.
+        format: pdf also writes each picture as PDF, for papers.
     """
-    with quick_imports():
-        from kvt.reports.report import FORMATS
-    if strange := [name for name in format if name not in FORMATS]:
-        raise unknown("--format", strange[0], FORMATS)
+    if format not in (None, "pdf"):
+        raise unknown("--format", format, ["pdf"])
     parsed, runs = _read(grids, scale)
     root = _root(folder)
     targets = _targets(parsed, root, out)
     found = _find(runs, from_) if from_ else None
     require_folder(root, "--folder", write=False)
     outcomes = _outcomes(parsed, root) if found is None else [found] * len(parsed)
-    _report(parsed, outcomes, targets, root if found is None else None, format)
+    _report(parsed, outcomes, targets, root if found is None else None, format == "pdf")
 
 
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
@@ -255,13 +253,13 @@ def _report(
     outcomes: "Sequence[Outcomes]",
     targets: Sequence[Path],
     root: Path | None = None,
-    formats: Sequence[str] = (),
+    pdf: bool = False,
 ) -> None:
     with quick_imports():
         from kvt.reports.report import write_report
 
     for grid, found, target in zip(grids, outcomes, targets, strict=True):
-        for path in write_report(grid, found, target, root, formats):
+        for path in write_report(grid, found, target, root, pdf):
             tell(printable(os.path.relpath(path)))
 
 

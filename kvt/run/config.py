@@ -28,8 +28,7 @@ NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults. `words` has the
-    arguments of the command line.
+    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -202,20 +201,6 @@ class RunConfig:
         # numbers of the Trainer are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
-
-    @property
-    def words(self) -> list[str]:
-        """The arguments of `kvt fit` that repeat the run on one device, as in a study.
-
-        These arguments name no YAML file, because the run's file may have been deleted.
-        """
-        asked = self.asked
-        classes = {section: asked.pop(f"{section}.class") for section in PARTS if f"{section}.class" in asked}
-        trainer = {"trainer.devices": 1} | {name: value for name, value in asked.items() if name in TRAINER}
-        settings = {name: value for name, value in asked.items() if name not in ("seed", *TRAINER)}
-        settings = classes | settings | trainer | {"seed": self.seed_everything}
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
-        return [f"--{name}={text}" for name, text in texts.items()]
 
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.

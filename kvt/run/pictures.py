@@ -1,26 +1,21 @@
-"""A callback that sends attention maps and sample texts to the loggers after validations."""
+"""A callback that shows attention maps and sample texts in the loggers after validations."""
 
-import re
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from kvt.attention import Attention
 from kvt.run.lightning_internals import OutsideSteps
-from kvt.run.loggers import TrackioLogger
 from kvt.run.recorder import Recorder
 from kvt.tasks import TaskData
 from kvt.view import maps
 
 TAG = "visual/attention"
 """The name of the pictures. TensorBoard sorts by name, so this name comes after the curves of train/ and val/."""
-SHOWING = (TensorBoardLogger, WandbLogger, TrackioLogger, MLFlowLogger)
-"""The loggers that accept pictures and texts."""
 SHARE = 1 / 20
 """The largest share of a run's time for drawing, without the first and the last validation."""
 
@@ -49,12 +44,12 @@ class Shown(OutsideSteps, Callback):
             self._show_if(True, trainer, pl_module)
             pl_module.train()
 
-    def show(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+    def show(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
         """Send a model's maps and text to these loggers. Only the first process of a run calls this, in eval mode."""
         self.show_maps(loggers, pl_module, trainer)
         self.show_text(loggers, pl_module, trainer)
 
-    def show_maps(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
+    def show_maps(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
         """Draw the maps of the first validation example: a picture for each layer, as narrow as TensorBoard's cards.
 
         A model with an attention that has no map gets no pictures.
@@ -68,36 +63,23 @@ class Shown(OutsideSteps, Callback):
             picture = maps.pixels(maps.draw([layer], maps.titled(pl_module.attn, caption), columns=2))
             name = f"{TAG}/{maps.in_words(layer.name)}"
             for logger in loggers:
-                _show(logger, name, picture, trainer.global_step)
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_image(name, picture, trainer.global_step, dataformats="HWC")
+                else:
+                    logger.log_image(name, [picture], step=trainer.global_step)
 
-    def show_text(self, loggers: Sequence[Logger], pl_module: Any, trainer: Trainer) -> None:
-        """Send a text that the model generates to the loggers, unless the run has diverged."""
-        if self.recorder.diverged or (text := pl_module.sample()) is None:
-            return
-        for logger in loggers:
-            match logger:
-                case TensorBoardLogger():
-                    logger.experiment.add_text("sample", text, trainer.global_step)
-                case WandbLogger() | TrackioLogger():
-                    logger.log_text("sample", ["text"], [[text]], step=trainer.global_step)
-                case MLFlowLogger():
-                    logger.experiment.log_text(logger.run_id, text, f"sample/step_{trainer.global_step}.md")
+    def show_text(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
+        """Send a text that the model generates to TensorBoard, unless the run has diverged."""
+        boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
+        if boards and not self.recorder.diverged and (text := pl_module.sample()) is not None:
+            for board in boards:
+                board.experiment.add_text("sample", text, trainer.global_step)
 
     def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
-        takers = [own for own in trainer.loggers if isinstance(own, SHOWING)]
+        takers = [own for own in trainer.loggers if isinstance(own, TensorBoardLogger) or hasattr(own, "log_image")]
         if worthwhile and takers:  # only the first process of a run has loggers
             begun = perf_counter()
             with torch.no_grad():
                 self.show(takers, pl_module, trainer)
             self._ended, self._is_due = perf_counter(), False
             self._took = self._ended - begun
-
-
-def _show(logger: Logger, name: str, picture: np.ndarray, step: int) -> None:
-    match logger:
-        case TensorBoardLogger():
-            logger.experiment.add_image(name, picture, step, dataformats="HWC")
-        case WandbLogger() | TrackioLogger():
-            logger.log_image(name, [picture], step)
-        case MLFlowLogger():
-            logger.experiment.log_image(logger.run_id, picture, key=re.sub(r"\W+", "_", name), step=step)

@@ -56,11 +56,12 @@ REFUSED: dict[type[L.Callback], tuple[str, str]] = {
     ),
 }
 """A dict of Lightning callbacks that kvt rejects, because a run would differ from its record: (reason, remedy)."""
-LOGGERS = ("tensorboard", "csv", "wandb", "trackio", "mlflow", "none")
+LOGGERS = ("tensorboard", "csv", "none")
 """The names that --logger accepts."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
-LOGGER_HELP = """tensorboard, csv, wandb, trackio, mlflow, none, a list of these such as [tensorboard,csv], or a
-Lightning logger class. The named loggers write their files into the run's folder"""
+LOGGER_HELP = """tensorboard, csv, none, or a list of these such as [tensorboard,csv], which write their files into the
+run's folder; or a Lightning logger class such as WandbLogger, or a class of your own, with arguments such as
+--logger.project kvt"""
 OPTIMIZER_HELP = """import path of the optimiser's class, such as torch.optim.AdamW or a class of your own; default:
 Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task sets the
 schedule"""

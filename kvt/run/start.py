@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from kvt.run.lightning_internals import OutsideSteps
-from kvt.run.loggers import end_runs, hyperparameters, keep_ids, make_loggers
+from kvt.run.loggers import hyperparameters, make_loggers
 from kvt.system.console import say
 from kvt.system.errors import UserError
 from kvt.system.hardware import fastest_threads, use_threads
@@ -83,8 +83,6 @@ class StartRun(OutsideSteps, Callback):
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
-        if self.folder:
-            keep_ids(self.loggers, self.folder.path)
 
     def state_dict(self) -> dict[str, int]:
         return {"threads": torch.get_num_threads()}
@@ -94,9 +92,8 @@ class StartRun(OutsideSteps, Callback):
             self.threads = state_dict["threads"]
 
     def release(self) -> None:
-        """Unlock the folder, and end the run in all loggers."""
+        """Unlock the folder."""
         if self.folder:
-            end_runs(self.loggers, self.folder.path)
             self.folder.release()
 
     def discard(self) -> None:
@@ -105,6 +102,5 @@ class StartRun(OutsideSteps, Callback):
             for logger in self.loggers:
                 with suppress(OSError):  # the disk may be full
                     logger.finalize("failed")  # closes the writer
-            end_runs(self.loggers, self.folder.path)
             self.loggers = []
             self.folder.discard()

@@ -44,7 +44,7 @@ PLAIN = {
 }
 """Patterns in jsonargparse's messages about classes, and their replacements."""
 EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
-EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx", "trackio": "loggers"}
+EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx"}
 """A dict that maps the name of a package to the extra of kvt that installs the package, as in "kvt[hub]"."""
 NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -292,8 +292,6 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # hides "experiment created"
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # hides "tables created"
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{message}")
     if "tqdm" in sys.modules:  # since Python 3.14, its own lock starts a process, which warns if kvt is killed

@@ -1,4 +1,4 @@
-"""Writes files atomically, checks paths that a user names, reads YAML files, and fills templates of HTML pages."""
+"""Writes files atomically, checks paths that a user names, and reads YAML files."""
 
 import csv
 import errno
@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +175,6 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
         writer.writerows(rows)
 
 
-def page_with(data: Any, template: Path) -> str:
-    """Return an HTML template in which JSON replaces {data}. "<" is escaped, so that no text ends the <script>."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return template.read_text(encoding="utf-8").replace("{data}", text)
-
-
 def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
@@ -198,16 +191,6 @@ def find_yaml(named: str, folder: Path) -> Path:
 def yaml_names(folder: Path) -> list[str]:
     """Return the sorted names of the YAML files in a folder of kvt, such as cifar10 for configs/cifar10.yaml."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def yaml_line(value: Any) -> str:
-    """Return a value as YAML in one line.
-
-    >>> yaml_line({"dim": 64}), yaml_line(0.1), yaml_line(None)
-    ('{dim: 64}', '0.1', 'null')
-    """
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=inf)
-    return text.removesuffix("\n...\n").strip()
 
 
 def read_yaml(path: Path, name: str) -> Any:

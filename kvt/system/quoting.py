@@ -1,15 +1,14 @@
 """Escapes text for a shell, for a terminal and for Markdown. Only this module of kvt escapes text.
 
-CSV and JSON contain text without escapes. kvt makes HTML from Markdown, or by scripts that insert text from JSON.
+CSV and JSON contain text without escapes. In the HTML page of `kvt maps`, a script inserts text from JSON.
 """
 
 import html
 import re
 from collections.abc import Iterable, Sequence
 from shlex import quote
+from string import Formatter
 from typing import Any
-
-from markupsafe import Markup
 
 MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
@@ -52,7 +51,7 @@ def one_line(message: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}"
 
 
-class Markdown(Markup):
+class Markdown(str):
     """A string of Markdown. `format`, `join` and `+` escape other strings and put each of them on one line.
 
     A line of a template must not begin with data, because the data could turn the line into a heading or a list.
@@ -64,12 +63,26 @@ class Markdown(Markup):
     __slots__ = ()
 
     @classmethod
-    def escape(cls, s: Any, /) -> "Markdown":
-        if isinstance(s, Markdown):
-            return s
-        line = "".join(letter if letter.isprintable() else " " for letter in str(s))
+    def escape(cls, value: Any) -> "Markdown":
+        if isinstance(value, Markdown):
+            return value
+        line = "".join(letter if letter.isprintable() else " " for letter in str(value))
         text = html.escape(" ".join(line.split()), quote=False)
         return cls(SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text))
+
+    def format(self, *values: Any, **named: Any) -> "Markdown":
+        return Markdown(_Escaping().vformat(self, values, named))
+
+    def join(self, parts: Iterable[str], /) -> "Markdown":
+        return Markdown(super().join(map(self.escape, parts)))
+
+    def __add__(self, other: str, /) -> "Markdown":
+        return Markdown(super().__add__(self.escape(other)))
+
+
+class _Escaping(Formatter):
+    def format_field(self, value: Any, spec: str) -> Markdown:
+        return Markdown.escape(value if isinstance(value, Markdown) else format(value, spec))
 
 
 def markdown_table(lines: Iterable[Sequence[str]]) -> Markdown:

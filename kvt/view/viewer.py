@@ -1,5 +1,6 @@
 """An HTML page to explore attention maps in a browser, in one file that loads no other files."""
 
+import json
 from base64 import b64encode
 from collections.abc import Sequence
 from io import BytesIO
@@ -9,7 +10,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from kvt.system.files import page_with, write_atomically
+from kvt.system.files import write_atomically
 from kvt.view.maps import Example, Layer, describe
 
 ENDING = ".html"
@@ -21,8 +22,9 @@ LEVELS = 65535
 def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:
     """Write a page with the attention maps of several examples."""
     shown = [_example(*example) for example in examples]
-    page = page_with({"title": title, "checkpoint": checkpoint, "examples": shown}, TEMPLATE)
-    write_atomically(path, page)
+    data = json.dumps({"title": title, "checkpoint": checkpoint, "examples": shown}, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")  # otherwise a text could end the <script>
+    write_atomically(path, TEMPLATE.read_text(encoding="utf-8").replace("{data}", data))
 
 
 def _example(number: int, caption: str, layers: Sequence[Layer]) -> dict[str, Any]:

@@ -39,14 +39,13 @@ WORDS = {
     "run": [RUN / "config.yaml"],
     "fit": ["--config", RUN / "config.yaml"],
     "runs": [LOGS],
-    **dict.fromkeys(("runs rm", "show"), (RUN,)),
     "convert": [BEST, "--attn", "kv", "--out", HOUSE],
     "export": [BEST, "--out", HOUSE],
     "bench": ["--attn", NAME],
     "study run": [GRID, "--folder", STUDY, "--list"],
     "study report": [GRID, "--folder", STUDY, "--out", HOUSE],
     "study record": [GRID, "--from", STUDY, LOGS, "--out", HOUSE],
-    **dict.fromkeys(("reproduce", "completion"), (NAME,)),
+    "reproduce": (NAME,),
 }
 
 

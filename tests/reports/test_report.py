@@ -136,13 +136,12 @@ def test_which_way_a_metric_of_ones_own_is_better_is_what_its_task_declares(tabl
     for run in grid.runs:
         value = 0.51 + 0.08 * (run.attention == "kv") + 0.001 * run.seed * (run.attention == "kv")
         finish(run, tmp_path / "runs", RESULT | METRICS | {table["metric"]: value})
-    write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path, formats=["latex"])
+    write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path)
     report = (tmp_path / "report.md").read_text()
     (line,) = re.findall(r"^\| own \| KV − QKV \|.*$", report, re.M)
     assert line.endswith(f"| {verdict} |")
     assert "+8.10 &#91;+7.85, +8.35&#93;" in line, "numbers there are in any case"
     assert ("in its `Metric`" in report) == (verdict == "direction unknown")
-    assert verdict in (tmp_path / "tables.tex").read_text()
     assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "its loss is of no unit"
 
 
@@ -302,9 +301,6 @@ def test_a_report_of_a_part_says_so(written):
     assert text.count("Columns named as the paper prints them") == 1
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures
-    page = (written / "report.html").read_text()
-    assert page.count("<svg") == len(pictures)
-    assert "src=" not in page
     for picture in pictures:
         ElementTree.parse(written / picture)
     table = pd.read_csv(written / "runs.csv")
@@ -378,7 +374,7 @@ def test_the_command_reports_a_scale_and_what_it_cuts(study, tmp_path, capsys):
     path, _, root = study
     command("study report", [str(path), "--scale", "small", "--folder", str(root), "--out", str(tmp_path / "mine")])
     files = [Path(file) for file in capsys.readouterr().out.split()]
-    assert [file.name for file in files] == ["report.md", "explorer.html", "tables.csv", "runs.csv", "report.html"]
+    assert [file.name for file in files] == ["report.md", "tables.csv", "runs.csv"]
     text = files[0].read_text()
     assert "Scale **small**: A part. 12 runs: 6 to run, 6 finished." in text
     assert "| heads | 2 | 1, 2 |" in text
@@ -565,15 +561,13 @@ def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"
 
 
-def test_for_a_paper_there_are_tables_as_latex_and_pictures_as_pdf(study, written, tmp_path):
+def test_for_a_paper_there_are_pictures_as_pdf(study, written, tmp_path):
     path, _, root = study
-    words = ["--folder", str(root), "--out", str(tmp_path), "--format", "latex", "pdf"]
+    words = ["--folder", str(root), "--out", str(tmp_path), "--format", "pdf"]
     command("study report", [str(path), "--scale", "paper", *words])
     one, before = ({file.name: file.read_bytes() for file in out.iterdir()} for out in (tmp_path, written))
     pictures = {name.replace(".svg", ".pdf") for name in before if name.endswith(".svg")}
-    linked = ("report.md", "report.html")  # with links to the new files
-    assert all(one[name] == content for name, content in before.items() if name not in linked), "the same every time"
-    assert one.keys() - before.keys() == pictures | {"tables.tex"}
+    assert all(one[name] == content for name, content in before.items()), "the same every time"
+    assert one.keys() - before.keys() == pictures
     assert pictures
     assert all(one[name].startswith(b"%PDF") for name in pictures)
-    assert one["tables.tex"].count(rb"\begin{tabular}") == one["report.md"].count(b"| :-- |")

@@ -1,20 +1,18 @@
 """What each logger is told of a run, and where it keeps it."""
 
 import csv
-import os
+import json
 from pathlib import Path
 
 import pytest
-from lightning_utilities.core.imports import RequirementCache
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
 import kvt
-from kvt.cli.lightning_cli import run_words
 from kvt.run.loggers import _CSV
 from kvt.run.run import Result
-from kvt.system.console import run
-from tests.conftest import QUIET, SMALL_LISTS
+from tests.conftest import SMALL_LISTS
 from tests.run.test_one_run import StopAtValidation
 
 pytestmark = pytest.mark.usefixtures("in_tmp_dir")
@@ -63,13 +61,6 @@ def test_all_runs_of_a_task_are_rows_of_one_table(experiment, kvt):
     assert "train/lr" in shown
 
 
-def two_runs(logger: str) -> list[Result]:
-    """Train twice in this process."""
-    small = {"dim": 16, "depth": 1, "heads": 2, "length": 12, "max_steps": 4, "val_check_interval": 2, "threads": 1}
-    config = kvt.RunConfig.from_name("characters").changed(**small, log_every_n_steps=2, accelerator="cpu")
-    return [kvt.train(config.changed(logger=[logger], enable_progress_bar=False, seed=seed)) for seed in (0, 1)]
-
-
 def resumed(logger: str) -> Result:
     """Train, stop at the first of three validations as by SIGTERM, and resume."""
     small = {"dim": 16, "depth": 1, "heads": 2, "length": 12, "max_steps": 6, "val_check_interval": 2, "threads": 1}
@@ -90,100 +81,31 @@ def test_the_csv_of_a_resumed_run_has_every_step_once():
     assert len(ours) == 6
 
 
-@pytest.mark.slow
-def test_a_resumed_run_is_one_run_of_wandb(monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    files = [*resumed("wandb").folder.rglob("*.wandb")]
-    assert len(files) == 2  # which `wandb sync` joins by their id
-    assert len({file.name for file in files}) == 1
+ALBUM = """
+import json
+
+from lightning.pytorch.loggers import CSVLogger
 
 
-def mlflow_client(monkeypatch, own: str | None):
-    """Set the user's own database, or none; return a function from a result to the client of its database."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if own:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
-    return lambda result: mlflow.MlflowClient(own or f"sqlite:///{result.folder / 'mlflow.db'}")
+class Album(CSVLogger):
+    def log_image(self, key, images, step):
+        with open(f"{self.save_dir}.jsonl", "a") as file:
+            file.write(json.dumps([key, step, images[0].shape]) + "\\n")
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("own", ["sqlite:///one.db", None])
-def test_a_resumed_run_is_one_run_of_mlflow(monkeypatch, own):
-    client_of = mlflow_client(monkeypatch, own)
-    client = client_of(resumed("mlflow"))
-    (only,) = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
-    assert only.info.status == "FINISHED"
-    assert len(client.get_metric_history(only.info.run_id, "train/loss")) == 6
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_one_run_of_trackio(monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(Path("tracked").resolve()))
-    storage = pytest.importorskip("trackio.sqlite_storage")
-    result = resumed("trackio")
-    assert len(storage.SQLiteStorage.get_runs("kvt")) == 1
-    logs = storage.SQLiteStorage.get_logs("kvt", "/".join(result.folder.parts[-3:]))
-    assert len([log for log in logs if "train/loss" in log]) == 6
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
-def test_wandb_offline(monkeypatch):
-    """Each run is one of its own, whose files lie in its folder, with curves, pictures and sample texts."""
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for result in two_runs("wandb"):
-        files = [path.name for path in (result.folder / "wandb").rglob("*") if path.is_file()]
-        assert len([name for name in files if name.endswith(".wandb")]) == 1
-        assert len([name for name in files if name.startswith("encoder, layer 1_")]) == 2
-        assert len([name for name in files if name.startswith("sample_")]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("own", ["sqlite:///all.db", None])
-def test_mlflow(monkeypatch, own):
-    """It writes into the run's folder, or where the user says, with all that W&B gets, and leaves no place behind."""
-    client_of = mlflow_client(monkeypatch, own)
-    results = two_runs("mlflow")
-    assert os.environ.get("MLFLOW_TRACKING_URI") == own
-    left = {path.name for path in Path().iterdir()}
-    assert left == {"lightning_logs"} | ({"all.db", "mlruns"} if own else set())
-    for seed, result in enumerate(results):
-        client = client_of(result)
-        runs = client.search_runs([client.get_experiment_by_name("kvt").experiment_id])
-        assert len(runs) == (2 if own else 1)
-        (found,) = (one for one in runs if one.data.params["seed"] == str(seed))
-        assert found.data.params["attn"] == "kv"
-        losses = {round(row["val/loss"], 5) for row in result.history if "val/loss" in row}
-        assert {round(point.value, 5) for point in client.get_metric_history(found.info.run_id, "val/loss")} == losses
-        assert found.data.metrics["when_best/val_loss"] == pytest.approx(result.metrics["val/loss"])
-        files = {
-            file.path for folder in ("images", "sample") for file in client.list_artifacts(found.info.run_id, folder)
-        }
-        assert {"sample/step_2.md", "sample/step_4.md"} <= files
-        assert len([name for name in files if name.endswith(".png")]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_trackio(monkeypatch, capfd):
-    """It gets what W&B gets, offline, and says what it says where notes are said."""
-    monkeypatch.setenv("TRACKIO_DIR", str(Path("tracked").resolve()))  # it reads it when it is imported
-    storage = pytest.importorskip("trackio.sqlite_storage")
-    results = two_runs("trackio")
-    assert capfd.readouterr().out == ""
-    for seed, result in enumerate(results):
-        name = "/".join(result.folder.parts[-3:])
-        assert storage.SQLiteStorage.get_run_config("kvt", name)["seed"] == seed
-        logs = storage.SQLiteStorage.get_logs("kvt", name)
-        losses = [log["val/loss"] for log in logs if "val/loss" in log]
-        assert losses == pytest.approx([row["val/loss"] for row in result.history if "val/loss" in row])
-        assert logs[-1]["when_best/val_loss"] == pytest.approx(result.metrics["val/loss"])
-        assert [log["step"] for log in logs if "sample" in log] == [2, 4]
-        assert len([log for log in logs if "visual/attention/encoder, layer 1" in log]) == 2
+def test_a_logger_of_ones_own_gets_curves_hyperparameters_and_maps(experiment, monkeypatch):
+    Path("my_album.py").write_text(ALBUM)
+    monkeypatch.syspath_prepend(".")
+    words = ["--logger", "my_album.Album", "--logger.save_dir", "mine", "--max_epochs", "1"]
+    experiment("reverse", *SMALL_LISTS, *words)
+    shown = [json.loads(line) for line in Path("mine.jsonl").read_text().splitlines()]
+    assert {key for key, *_ in shown} == {f"visual/attention/encoder, layer {n}" for n in (1, 2)}
+    assert all(step > 0 and shape[2] == 3 for _, step, shape in shown)
+    (metrics,) = Path("mine").rglob("metrics.csv")
+    assert {"train/loss", "val/loss", "when_best/test_acc"} <= {*metrics.read_text().splitlines()[0].split(",")}
+    assert yaml.safe_load(metrics.with_name("hparams.yaml").read_text())["attn"] == "kv"
 
 
 def test_hyperparameters_are_known_while_a_run_trains(monkeypatch):
@@ -203,11 +125,3 @@ def test_hyperparameters_are_known_while_a_run_trains(monkeypatch):
     )
     kvt.train(config.changed(enable_progress_bar=False, accelerator="cpu"))
     assert seen["first"] == "kv"
-
-
-@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
-def test_a_logger_whose_package_is_missing(mistake, in_tmp_dir, monkeypatch, logger):
-    module = f"lightning.pytorch.loggers.{logger}._{logger.upper()}_AVAILABLE"
-    monkeypatch.setattr(module, RequirementCache(f"{logger}>=99"))
-    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, "--logger", logger]
-    assert f"pip install -U '{logger}" in mistake(lambda: run(lambda: run_words(words)))

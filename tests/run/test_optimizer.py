@@ -1,7 +1,6 @@
 """Another optimiser than Adam, by the path of its class."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -158,16 +157,12 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch):
     assert "Settled makes its own" in mistake(fit, "--model", "settled_rate.Settled", "--optimizer", "SGD")
 
 
-def test_a_study_varies_it(in_tmp_dir):
-    """Each optimiser is another run, and the words that repeat a run name it."""
+def test_a_study_varies_it():
+    """Each optimiser is another run."""
     task = TaskFile(CONFIGS / "reverse.yaml")
     settings = task.typed({"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}})
     decaying, plain, default = task.config(settings, 0), task.config({"optimizer": None}, 0), task.config({}, 0)
     assert decaying.name != plain.name == default.name
-    sizes = [f"--data.{name}=16" for name in ("train_size", "val_size", "test_size", "batch_size")]
-    run(lambda: run_words(["run", *decaying.words, *sizes, *QUIET, "--max_epochs", "1"]))
-    repeated = json.loads(next(Path().rglob("result.json")).read_text())
-    assert repeated["config"]["optimizer"] == settings["optimizer"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -24,10 +24,10 @@ def config(request):
 
 
 def test_its_views_are_the_whole_of_it(config):
-    for again in (RunConfig.from_flat(config.flat), read_words(["fit", *config.words]).config):
-        assert again.flat == config.flat
-        assert again.name == config.name
-        assert config.differences(again) == []
+    again = RunConfig.from_flat(config.flat)
+    assert again.flat == config.flat
+    assert again.name == config.name
+    assert config.differences(again) == []
 
 
 def test_what_differs_is_named_with_both_values(config):
@@ -103,9 +103,9 @@ def test_settings_become_plain_data(config, strange, same):
     assert yaml.safe_load(yaml.safe_dump(found.as_dict())) == found.as_dict()
 
 
-def test_defaults_of_callbacks_become_plain_data(config):
+def test_defaults_of_callbacks_become_plain_data():
     """Timer's interval is a member of an enumeration, BackboneFinetuning's function is one of a module."""
-    argvs = [["fit", *config.words, f"--callbacks={name}"] for name in ("Timer", "BackboneFinetuning")]
+    argvs = [["run", "reverse", f"--callbacks={name}"] for name in ("Timer", "BackboneFinetuning")]
     configs = [read_words(argv).config for argv in argvs]
     timer, finetuning = (one.trainer["callbacks"] for one in configs)
     assert type(timer["init_args"]["interval"]) is str
