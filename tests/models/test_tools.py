@@ -91,9 +91,7 @@ def attention(name: str) -> tuple[nn.Module, Loss]:
 
 
 def task(name: str) -> tuple[nn.Module, Loss]:
-    name, _, option = name.partition(", ")
     spec = LISTS if name == "ListTask" else OTHERS | {"source_vocab": WORDS, "target_vocab": WORDS}
-    spec = spec | {"compresses": True} if option else spec
     made = TASKS[name](spec=spec, attn="kv+pos", dim=DIM, depth=1, heads=HEADS)
     x, y, *others = small_batch(name)
     symbols = {"ImageTask": 256, "ListTask": 10, "TranslationTask": len(WORDS)}.get(name, 2)
@@ -102,7 +100,7 @@ def task(name: str) -> tuple[nn.Module, Loss]:
     return made, lambda made: made.compute_metrics(batch)["loss"]
 
 
-SUBJECTS = {**dict.fromkeys(OPTIONS, attention), **dict.fromkeys([*TASKS, "RecallTask, compression"], task)}
+SUBJECTS = {**dict.fromkeys(OPTIONS, attention), **dict.fromkeys([*TASKS], task)}
 
 
 @pytest.fixture(params=SUBJECTS)
