@@ -1,6 +1,5 @@
 """Attention with the interface of `torch.nn.MultiheadAttention`."""
 
-from functools import partial
 from typing import Any, Never
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from kvt.attention.base import Attention
 from kvt.attention.factory import AttentionFactory
 from kvt.attention.hosts import FORMULA
-from kvt.attention.ordinary import fill_weight
 from kvt.attention.scores import ScaledDot
 from kvt.system.errors import UserError
 
@@ -101,7 +99,7 @@ class MultiheadAttention(nn.Module):
                 continue
             if layer is not self.attention.output:
                 bound = (6 / (layer.in_features + 3 * layer.out_features)) ** 0.5
-                fill_weight(layer, partial(nn.init.uniform_, a=-bound, b=bound))
+                nn.init.uniform_(layer.weight, -bound, bound)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         self.attention.after_initialisation()
