@@ -1,7 +1,7 @@
-"""Recall earlier tokens of a sequence with any attention: recall tasks, induction heads, copying and compression."""
+"""Recall earlier tokens of a sequence with any attention: recall tasks, induction heads and copying."""
 
 from kvt.cli.experiment import experiment
 
 if __name__ == "__main__":
-    tasks = "mqar associative_recall induction noisy_recall fuzzy_recall selective_copy compression memorization"
-    experiment(__file__, __doc__ or "", tasks.split(), option="task")
+    tasks = ["mqar", "associative_recall", "induction", "selective_copy"]
+    experiment(__file__, __doc__ or "", tasks, option="task")

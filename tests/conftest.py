@@ -65,10 +65,7 @@ SMALL = {
     "translation": [*TINY, "--batch_size", "4", "--max_len", "12", "--max_epochs", "2"],
     "mqar": [*SMALL_RECALL, "--vocab", "16", "--length", "12", "--pairs", "2"],
     **{name: [*SMALL_RECALL, "--length", "12", "--pairs", "2"] for name in ("associative_recall", "selective_copy")},
-    "fuzzy_recall": [*SMALL_RECALL, "--length", "16", "--motif", "2"],
-    **{
-        name: [*SMALL_RECALL, "--length", "12"] for name in ("induction", "noisy_recall", "compression", "memorization")
-    },
+    "induction": [*SMALL_RECALL, "--length", "12"],
 }
 """Flags by configuration that make its experiment a matter of seconds."""
 

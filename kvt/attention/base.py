@@ -17,7 +17,6 @@ from kvt.attention.kernels import (
     split_mask,
     without_self,
 )
-from kvt.attention.ordinary import has_hooks
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -200,9 +199,10 @@ class Attention(nn.Module):
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
-        if own_logits or not isinstance(self.score, DotScore) or has_hooks(self.score):
+        hooked = self.score._forward_hooks or self.score._forward_pre_hooks  # only a call of the score runs its hooks
+        if own_logits or not isinstance(self.score, DotScore) or hooked:
             return product(dropout(self._map(q, k, mask, causal, attend_self), p), v)
-        gain, bias = self._gain_and_bias(q, k)
+        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         q, k = self.score.features(q, k)
         masks = (mask, causal, attend_self)
         return dot_product_attention(q, k, v, *masks, scale=self.score.scale, gain=gain, bias=bias, p=p)
@@ -213,7 +213,7 @@ class Attention(nn.Module):
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         """Return gain · score(q, k) + bias, (B, heads, N, M)."""
-        gain, bias = self._gain_and_bias(q, k)
+        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
         logits = self.score(q, k)
         logits = logits if gain is None else logits * gain
         return logits if bias is None else logits + bias
@@ -302,7 +302,7 @@ class Attention(nn.Module):
                 q, k, v = self.rotate(q, k, v, self._start(x, cache))
             if cache is not None:
                 k, v = cache.append(k, v)
-        return self._repeat_query(q, k), k, v
+        return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _project_each(
         self, x: Tensor, context: Tensor | None, key: Tensor, value: Tensor
@@ -336,37 +336,10 @@ class Attention(nn.Module):
             mask = allowed if added is None else added.masked_fill(~allowed, float("-inf"))
         return self.attention_weights(q, repeat_groups(k, q.shape[1]), mask, causal)
 
-    def _gain_and_bias(self, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        gain, bias = self.gain_and_bias(q.shape[-2], k.shape[-2])
-        for t in (gain, bias):
-            if t is not None and t.ndim > 2:
-                self._require_heads("gain and bias", t.shape[-3], q.shape[1])
-        return gain, bias
-
     def _project_heads(self, name: str, x: Tensor) -> Tensor:  # (B, N, dim) → (B, heads or kv_heads, N, head_dim)
-        projected, width = self.projection[name](x), self.widths[name]
-        if projected.shape[-1] % width:
-            found = f"the output of projection.{name} has {projected.shape[-1]} channels, not a multiple of {width}"
-            raise UserError(f"{type(self).__name__}: {found}: do not split that projection with tensor parallelism")
-        return projected.view(*projected.shape[:-1], projected.shape[-1] // width, width).transpose(1, 2)
+        return self.projection[name](x).unflatten(-1, (-1, self.widths[name])).transpose(1, 2)
 
-    def _repeat_query(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the query, (B, heads, N, head_dim); repeat a key that acts as query for the heads of its group."""
-        if self.projections[0] == "q":
-            return q
-        heads = k.shape[1] * (self.heads // self.kv_heads)
-        if q.shape[1] != k.shape[1]:
-            self._require_heads("the query", q.shape[1], heads)
-        return repeat_groups(q, heads)
-
-    def _require_heads(self, what: str, found: int, heads: int) -> None:
-        if found not in (1, heads):
-            raise UserError(
-                f"{type(self).__name__}: {what} of {found} heads cannot be used with {heads} heads: "
-                "do not split the projections of this attention with tensor parallelism"
-            )
-
-    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D), without tensor parallelism
+    def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
         return repeat_groups(t, self.heads)
 
 

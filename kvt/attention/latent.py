@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvt.attention.ordinary import affine_map
+from kvt.attention.ordinary import is_plain
 from kvt.attention.scores import SCORES, DotScore
 from kvt.attention.variants import QSharedKV
 from kvt.system.errors import UserError, require_positive
@@ -76,5 +76,6 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start)
 
     def _up(self, name: str, like: Tensor) -> Tensor:  # (heads, head_dim, rank)
-        weight, _ = affine_map(self.projection[name], self.rank, like)
+        up = self.projection[name]
+        weight = up.weight if is_plain(up) else up(torch.eye(self.rank, dtype=like.dtype, device=like.device)).mT
         return weight.unflatten(0, (-1, self.head_dim))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
-from kvt.attention.ordinary import affine_map
+from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import map_sinusoids
 from kvt.system.errors import UserError, require_positive, unknown
 
@@ -112,7 +112,9 @@ class MapPosition(Attention):
         return weight.sum(1)[:, None, None], self.positions(weight, num_queries, num_keys) + bias[:, None, None]
 
     def _linear_map(self) -> tuple[Tensor, Tensor]:  # w (maps, m) and b (maps)
+        if is_plain(self.to_logit):
+            return self.to_logit.weight, self.to_logit.bias
         like = next(chain(self.positions.parameters(), self.positions.buffers()))
-        weight, bias = affine_map(self.to_logit, self.pos_dim, like)
-        assert bias is not None
-        return weight, bias
+        zero_and_units = torch.eye(self.pos_dim + 1, self.pos_dim, dtype=like.dtype, device=like.device).roll(1, 0)
+        bias, *_ = outputs = self.to_logit(zero_and_units)
+        return (outputs[1:] - bias).mT, bias

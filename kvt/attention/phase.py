@@ -52,6 +52,4 @@ class Phase(Attention):
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, context)
-        q = self._repeat_query(q, k)
-        self._require_heads("the phase", len(self.angles), q.shape[1])
-        return rotate(q, -self.angles), k, v  # R(φ)ᵀ q
+        return rotate(self._repeat_groups(q), -self.angles), k, v  # R(φ)ᵀ q

@@ -1,9 +1,7 @@
 """Language models that predict the next token or masked tokens."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
@@ -92,23 +90,3 @@ class CausalLM(nn.Module):
             for cls in attentions
             for name in ("forward", "gain_and_bias", "logits", "attention_weights")
         )
-
-
-class Compressor(CausalLM):
-    """An autoencoder that reconstructs a sequence from the state at the last token of the sequence.
-
-    It computes logits_i = head(FF(state + P_i)) with learned positions P and FF = dim → dim → GELU → dim (the
-    compression task of Poli et al. 2024, "MAD").
-    """
-
-    def __init__(self, make_attention: MakeAttention, embedding: Embedding, *, length: int, **settings: Any) -> None:
-        super().__init__(make_attention, embedding, **settings)
-        dim = embedding.tokens.embedding_dim
-        self.places = nn.Embedding(length, dim)
-        self.decoder = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
-
-    def states(self, tokens: Tensor) -> Tensor:
-        """Return the states from which the head computes logits: int64 (B, N) → (B, N, dim)."""
-        state = super().states(tokens)[:, -1:]
-        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.decoder(state + places)

@@ -6,7 +6,6 @@ from functools import partial
 from torch import Tensor, nn
 
 from kvt.attention import Attention
-from kvt.attention.ordinary import fill_weight
 from kvt.models.blocks import FeedForward
 from kvt.models.causal_lm import CausalLM
 
@@ -31,7 +30,7 @@ def xavier(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            fill_weight(module, nn.init.xavier_uniform_)
+            nn.init.xavier_uniform_(module.weight)
     for layer in _attentions(model):
         layer.after_initialisation()
 
@@ -44,7 +43,7 @@ def gpt2(model: CausalLM) -> None:
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            fill_weight(module, usual)
+            usual(module.weight)
         if isinstance(module, FeedForward):
             _fill(module[0], usual)
             _fill(module[-1], last)
@@ -62,6 +61,6 @@ def _attentions(model: nn.Module) -> Iterator[Attention]:
 
 def _fill(linear: nn.Module, fill: Fill) -> None:
     assert isinstance(linear, nn.Linear)
-    fill_weight(linear, fill)
+    fill(linear.weight)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)

@@ -1,4 +1,4 @@
-"""Recall tasks, in which a model finds earlier symbols: associative recall, induction heads, MAD's synthetic tasks.
+"""Recall tasks, in which a model finds earlier symbols: associative recall, induction heads, selective copying.
 
 >>> data = Recall(task="mqar", vocab=12, length=8, pairs=2, train_size=4, val_size=2, test_size=2)
 >>> data.setup("fit")
@@ -15,8 +15,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import permutations
-from math import perm
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +25,7 @@ from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.data.tokens import IGNORE
-from kvt.models.causal_lm import CausalLM, Compressor
+from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
@@ -145,76 +143,6 @@ def associative_recall(
     return found
 
 
-def noisy_recall(rows: int, vocab: int, length: int, noise: float, generator: Generator) -> Questions:
-    """Generate noisy in-context recall (Poli et al. 2024, "MAD", §3.1): pairs of key and value among pairs of noise.
-
-    `noise` is the share of pairs that are noise. If `noise` is above 0, the symbols V/2 … V − 1 are noise. Half of the
-    remaining symbols are keys, and half are values. A sequence has a random value for every key. If a key has occurred
-    before, the answer is the value of the key. The last key has always occurred before.
-    """
-    spoken = vocab // 2 if noise else vocab
-    keys, pairs = spoken // 2, length // 2
-    table = torch.randint(keys, spoken, (rows, keys), generator=generator)
-    key = torch.randint(keys, (rows, pairs), generator=generator)
-    is_noise = torch.rand(rows, pairs, generator=generator) < noise
-    shown = torch.randint(pairs - 1, (rows, 1), generator=generator)  # the pair whose key is repeated at the end
-    key[:, -1:] = key.gather(1, shown)
-    is_noise.scatter_(1, shown, False)
-    is_noise[:, -1] = False
-    found = blank(rows, length)
-    value = table.gather(1, key)
-    found.symbols[:, 0::2], found.symbols[:, 1::2] = key, value
-    latest = _latest(key.masked_fill(is_noise, -1))
-    asked = (latest >= 0) & ~is_noise
-    found.answers[:, 0::2] = value.masked_fill(~asked, IGNORE)
-    found.distance[:, 0::2] = (2 * (torch.arange(pairs) - latest) - 1).masked_fill(~asked, 0)
-    if noise:
-        tokens = torch.randint(spoken, vocab, (rows, length), generator=generator)
-        found.symbols.copy_(torch.where(is_noise.repeat_interleave(2, 1), tokens, found.symbols))
-    return found
-
-
-def fuzzy_recall(rows: int, vocab: int, length: int, motif: int, generator: Generator) -> Questions:
-    """Generate fuzzy in-context recall (Poli et al. 2024, §3.1): keys and values are motifs of 1 to `motif` symbols.
-
-    The symbols of a motif are distinct. The symbol V − 1 fills the beginning of the sequence. Half of the symbols below
-    V − 1 belong to keys, and half to values. If a key has occurred before, the model must predict the symbols of the
-    value. The answer at a position is the next symbol, as in next-token prediction. The last key of a sequence has
-    always occurred before.
-    """
-    half = (vocab - 1) // 2
-    tokens, sizes = _motifs(half, motif)  # (M, motif), (M): motifs of keys; `half` is added for motifs of values
-    pairs = length // 2
-    by_size = torch.randint(1, motif + 1, (2, rows, pairs), generator=generator)
-    pick = torch.rand(2, rows, pairs, generator=generator)
-    counts = sizes.bincount(minlength=motif + 1)
-    first = counts.cumsum(0) - counts
-    key, drawn = first[by_size] + (pick * counts[by_size]).long()  # (rows, pairs) each
-    earlier = torch.randint(
-        pairs // motif // 2, (rows, 1), generator=generator
-    )  # the pair's number from the end; a pair near the end is kept
-    key[:, -1:] = key.gather(1, pairs - 2 - earlier)
-    same = key.unsqueeze(2) == key.unsqueeze(1)  # (rows, pairs, pairs)
-    value = drawn.gather(1, same.int().argmax(2))  # the value drawn at the key's first occurrence
-    both = torch.cat([tokens[key], tokens[value] + half * (tokens[value] >= 0)], dim=2)  # (rows, pairs, 2 motif)
-    is_value = torch.arange(2 * motif) >= motif
-    lengths = sizes[key] + sizes[value]
-    kept = lengths.flip(1).cumsum(1).flip(1) <= length  # as many of the last pairs as fit
-    latest = _latest(key.masked_fill(~kept, -1))
-    asked = (latest >= 0) & kept
-    there = (both >= 0) & kept.unsqueeze(2)
-    place = (length - 1 - (there.flatten(1).flip(1).cumsum(1).flip(1) - 1)).view_as(both)  # position of every symbol
-    found = blank(rows, length + 1)  # the last position is a bin for padding, cut off below
-    found.symbols.fill_(vocab - 1)
-    found.symbols.scatter_(1, place.masked_fill(~there, length).flatten(1), both.clamp(min=0).flatten(1))
-    wanted = there & asked.unsqueeze(2) & is_value
-    at = (place - 1).masked_fill(~wanted, length).flatten(1)
-    before = place.gather(1, latest.clamp(min=0).unsqueeze(2).expand_as(both))
-    found.answers.scatter_(1, at, both.flatten(1))
-    found.distance.scatter_(1, at, (place - 1 - before).flatten(1))
-    return Questions(*(part[:, :length].contiguous() for part in found))
-
-
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
     """Generate selective copying (Poli et al. 2024, §3.1): the model repeats symbols among blanks in order at the end.
 
@@ -232,67 +160,16 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
     return found
 
 
-def compression(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
-    """Generate compression (Poli et al. 2024, §3.1): random symbols, followed by the symbol V − 1.
-
-    A model must predict all random symbols from its state at the last position.
-    """
-    found = blank(rows, length)
-    found.symbols.random_(vocab - 1, generator=generator)
-    found.symbols[:, -1] = vocab - 1
-    found.answers[:, :-1] = found.symbols[:, :-1]
-    found.distance[:, :-1] = length - 1 - torch.arange(length - 1)
-    return found
-
-
-def memorization(rows: int, vocab: int, length: int, facts: Tensor, generator: Generator) -> Questions:
-    """Generate memorisation (Poli et al. 2024, §3.1): the symbol V − 1 follows every key, and the answer is the value.
-
-    The value of a key is the same in all sequences.
-
-    Args:
-        facts: the values of the keys 0 … K − 1, int64 (K).
-    """
-    found = blank(rows, length)
-    keys = torch.randint(len(facts), (rows, length // 2), generator=generator)
-    found.symbols[:, 0::2], found.symbols[:, 1::2] = keys, vocab - 1
-    found.answers[:, 1::2] = facts[keys]
-    return found
-
-
-def _latest(keys: Tensor) -> Tensor:
-    """Return the position of the last earlier occurrence of every key, int64 (rows, N).
-
-    The position is −1 if the key did not occur before, or if the key is negative.
-    """
-    places = torch.arange(keys.shape[1])
-    same = (keys.unsqueeze(2) == keys.unsqueeze(1)) & (places < places.unsqueeze(1)) & (keys >= 0).unsqueeze(2)
-    return torch.where(same, places, -1).amax(2)
-
-
-def _motifs(symbols: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Return all sequences of 1 … longest distinct symbols, padded with −1, int64 (M, longest), and their lengths."""
-    motifs = [motif for size in range(1, longest + 1) for motif in permutations(range(symbols), size)]
-    tokens = torch.tensor([motif + (-1,) * (longest - len(motif)) for motif in motifs])
-    return tokens, torch.tensor([*map(len, motifs)])
-
-
 TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
     "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: induction(rows, d.vocab, length, g),
     "associative_recall": lambda d, rows, length, g: associative_recall(
         rows, d.vocab, length, d.pairs, d.filler == "random", g
     ),
-    "noisy_recall": lambda d, rows, length, g: noisy_recall(rows, d.vocab, length, d.noise, g),
-    "fuzzy_recall": lambda d, rows, length, g: fuzzy_recall(rows, d.vocab, length, d.motif, g),
     "selective_copy": lambda d, rows, length, g: selective_copy(rows, d.vocab, length, d.pairs, g),
-    "compression": lambda d, rows, length, g: compression(rows, d.vocab, length, g),
-    "memorization": lambda d, rows, length, g: memorization(rows, d.vocab, length, d.facts, g),
 }
 """A dict that maps the name of a task to a function of (data, number of rows, length, generator): draw sequences."""
 
-MOTIFS = 1_000_000  # largest number of motifs in fuzzy_recall, which keeps a list of all motifs
-UNEVEN = ("mqar", "noisy_recall", "fuzzy_recall")  # tasks in which some sequences are more likely than others
 TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 
 
@@ -304,8 +181,7 @@ class Recall(TaskData):
     in two splits: a new sequence with as many questions replaces a sequence that already occurs in another split.
 
     Args:
-        task: mqar, associative_recall, induction, noisy_recall, fuzzy_recall, selective_copy, compression or
-            memorization.
+        task: mqar, associative_recall, induction or selective_copy.
         vocab: number of symbols.
         length: number of symbols in a sequence.
         pairs: for mqar and associative_recall: number of pairs of key and value; for selective_copy: number of symbols
@@ -314,8 +190,6 @@ class Recall(TaskData):
             to pairs. Default: every sequence has `pairs` pairs.
         filler: for mqar and associative_recall: symbols at positions without a key or a value: zero, as in the paper
             "Zoology", or random, as in the present code of the authors of "Zoology".
-        noise: for noisy_recall: share of pairs that are noise; above 0, half of the symbols are noise symbols.
-        motif: for fuzzy_recall: largest number of symbols in a key, and in a value.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
@@ -329,8 +203,6 @@ class Recall(TaskData):
     length: int
     pairs: int
     filler: str
-    noise: float
-    motif: int
 
     def __init__(
         self,
@@ -340,8 +212,6 @@ class Recall(TaskData):
         pairs: int = 4,
         fewest_pairs: int | None = None,
         filler: str = "zero",
-        noise: float = 0.2,
-        motif: int = 3,
         train_size: int = 100_000,
         val_size: int = 3_000,
         test_size: int = 3_000,
@@ -355,11 +225,9 @@ class Recall(TaskData):
             raise unknown("task", task, TASKS)
         if filler not in ("zero", "random"):
             raise unknown("filler", filler, ("zero", "random"))
-        require_positive(vocab=vocab, length=length, pairs=pairs, motif=motif)
+        require_positive(vocab=vocab, length=length, pairs=pairs)
         require_positive(train_size=train_size, val_size=val_size, test_size=test_size)
-        require_probability(noise=noise)
-        self.task_name, self.vocab, self.length, self.pairs = task, vocab, length, pairs
-        self.filler, self.noise, self.motif = filler, noise, motif
+        self.task_name, self.vocab, self.length, self.pairs, self.filler = task, vocab, length, pairs, filler
         self.fewest_pairs = pairs if fewest_pairs is None else fewest_pairs
         if not 1 <= self.fewest_pairs <= pairs:
             raise UserError(f"fewest_pairs={fewest_pairs} must be from 1 to pairs={pairs}")
@@ -368,32 +236,19 @@ class Recall(TaskData):
         self.lengths = [length]
         while 2 * self.lengths[-1] <= (longest or length):
             self.lengths.append(2 * self.lengths[-1])
-        chance = self.chance(task, vocab, noise)
-        self.spec = {"vocab_size": vocab, "length": length, "compresses": task == "compression", "chance": chance}
+        self.spec = {"vocab_size": vocab, "length": length, "chance": self.chance(task, vocab)}
         if len(self.lengths) > 1:
             self.spec["lengths"] = self.lengths
 
     @classmethod
-    def chance(cls, task: str = "mqar", vocab: int = 8192, noise: float = 0.2, **settings: Any) -> float:
+    def chance(cls, task: str = "mqar", vocab: int = 8192, **settings: Any) -> float:
         """Return the accuracy of guessing: 1 / the number of possible answers."""
-        half, spoken = (vocab - 1) // 2, vocab // 2 if noise else vocab
-        answers = {
-            **{"mqar": vocab - vocab // 2, "noisy_recall": spoken - spoken // 2, "selective_copy": vocab - 2},
-            **{"induction": vocab - 1, "compression": vocab - 1, "fuzzy_recall": half, "memorization": half},
-            "associative_recall": vocab,
-        }
-        return 1 / answers[task]
-
-    @property
-    def facts(self) -> Tensor:
-        """The values of the keys in memorization, which are random and distinct: int64 (K)."""
-        keys = (self.vocab - 1) // 2
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, len(self.sizes)))
-        return keys + torch.randperm(self.vocab - 1 - keys, generator=generator)[:keys]
+        never = {"mqar": vocab // 2, "associative_recall": 0, "induction": 1, "selective_copy": 2}
+        return 1 / (vocab - never[task])
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         varies = self.task_name == "mqar" and self.fewest_pairs < self.pairs
-        draw, redraw = partial(self._draw, self.length), self._redraw if self.task_name in UNEVEN else None
+        draw, redraw = partial(self._draw, self.length), self._redraw if self.task_name == "mqar" else None
         try:
             splits = draw_apart(draw, self.sizes, self.seed, TRIES, redraw, by_hash=varies)
         except ValueError as error:
@@ -434,20 +289,8 @@ class Recall(TaskData):
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 
     def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
-        """Replace sequences by new sequences with the same number of questions.
-
-        A sequence is kept if the function has drawn no sequence with the same number of questions.
-        """
-        asked = (questions[1] != IGNORE).sum(1)
-        if self.task_name == "mqar":
-            return self.mqar(asked, self.length, generator)
-        drawn = self._draw(self.length, max(len(asked), 10_000), generator)  # enough for rare numbers of questions
-        for number in asked.unique().tolist():
-            places, found = ((part == number).nonzero().flatten() for part in (asked, (drawn.answers != IGNORE).sum(1)))
-            count = min(len(places), len(found))
-            for whole, part in zip(questions, drawn, strict=True):
-                whole[places[:count]] = part[found[:count]]
-        return questions
+        """Return new sequences of the task mqar with the same numbers of questions."""
+        return self.mqar((questions[1] != IGNORE).sum(1), self.length, generator)
 
     def _require_sizes(self) -> None:
         given = ""
@@ -456,10 +299,6 @@ class Recall(TaskData):
                 vocab, length, given = 2 * self.pairs + 2, 4 * self.pairs, f" with pairs={self.pairs}"
             case "selective_copy":
                 vocab, length, given = 4, 2 * self.pairs + 2, f" with pairs={self.pairs}"
-            case "noisy_recall":
-                vocab, length, given = 8 if self.noise else 4, 4, f" with noise={self.noise:g}"
-            case "fuzzy_recall":
-                vocab, length, given = 2 * self.motif + 1, 8 * self.motif, f" with motif={self.motif}"
             case "associative_recall":
                 vocab, length, given = max(2, self.pairs), 2 * self.pairs + 1, f" with pairs={self.pairs}"
             case _:
@@ -467,11 +306,8 @@ class Recall(TaskData):
         for name, size, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
             if size < least:
                 raise UserError(f"{name}={size} is too small: {self.task_name}{given} needs at least {least}")
-        if self.task_name == "fuzzy_recall" and (motifs := perm((self.vocab - 1) // 2, self.motif)) > MOTIFS:
-            many = f"{motifs:,} motifs of {self.motif} symbols, more than {MOTIFS:,}"
-            raise UserError(f"vocab={self.vocab} is too large: fuzzy_recall{given} has {many}")
-        if self.task_name in ("mqar", "noisy_recall", "memorization") and self.length % 2:
-            raise UserError(f"length={self.length} must be even for {self.task_name}: a pair has two symbols")
+        if self.task_name == "mqar" and self.length % 2:
+            raise UserError(f"length={self.length} must be even for mqar: a pair has two symbols")
 
 
 def _split(length: int) -> str:
@@ -479,7 +315,7 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
-    """Task of answering the questions in a sequence. The model is `CausalLM`, or `Compressor` for compression.
+    """Task of answering the questions in a sequence. The model is `CausalLM`.
 
     The model computes logits only at positions with a question. The test also records three kinds of accuracy:
 
@@ -525,8 +361,6 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
         longest = (spec.get("lengths") or [spec["length"]])[-1]
         make_attention = self.attention(longest, positions)
         embedding = make_embedding(positions, spec["vocab_size"], self.options["dim"], longest)
-        if spec.get("compresses"):
-            return Compressor(make_attention, embedding, length=longest, causal=causal, **self.blocks)
         return CausalLM(make_attention, embedding, causal=causal, **self.blocks)
 
     def bins(self) -> dict[str, list[int]]:

@@ -3,16 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.utils import prune
-from torch.nn.utils.parametrizations import weight_norm
 
-from kvt.attention import KV, AttentionFactory, KVCache
+from kvt.attention import AttentionFactory, KVCache
 from kvt.attention.positions import sinusoid
-from kvt.models import CausalLM, ListTagger, Seq2Seq, ViT
+from kvt.models import ListTagger, ViT
 from kvt.models.blocks import Encoder, EncoderBlock, FeedForward, PreNorm
-from kvt.models.embedding import make_embedding
-from kvt.models.init import gpt2
-from kvt.system.errors import UserError
 
 
 @pytest.fixture
@@ -74,52 +69,3 @@ def test_one_token_alone_equals_that_token_of_all(token, causal):
     caches = [KVCache(7) for _ in encoder]
     encoder(x[:, :4], caches, token=-1, causal=True)
     torch.testing.assert_close(encoder(x[:, 4:], caches, token=-1, causal=True), encoder(x, causal=True)[:, -1])
-
-
-class NormedKV(KV):
-    """`KV` whose projections are a length times a direction."""
-
-    def __init__(self, dim, heads, **kwargs):
-        super().__init__(dim, heads, **kwargs)
-        for linear in (*self.projection.values(), self.output):
-            weight_norm(linear)
-
-
-class HookedKV(KV):
-    """`KV` whose projection of keys is pruned by a hook."""
-
-    def __init__(self, dim, heads, **kwargs):
-        super().__init__(dim, heads, **kwargs)
-        prune.identity(self.projection["k"], "weight")
-
-
-SIZES = {"heads": 2, "max_len": 6}
-MODELS = {
-    "lists": lambda make: ListTagger(make, vocab_size=10, length=6, dim=8, depth=1),
-    "translation": lambda make: Seq2Seq(
-        make, source_vocab_size=9, target_vocab_size=9, pad=0, max_len=6, dim=8, depth=1
-    ),
-    "gpt2": lambda make: with_gpt2(CausalLM(make, make_embedding("learned", 9, 8, 6), depth=1)),
-}
-
-
-def with_gpt2(model):
-    gpt2(model)
-    return model
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_initial_weights_go_through_a_parametrisation(family):
-    weights = {}
-    for attn in ("kv", f"{__name__}.NormedKV"):
-        torch.manual_seed(0)
-        model = MODELS[family](AttentionFactory(attn, **SIZES))
-        layer = next(module for module in model.modules() if isinstance(module, KV))
-        weights[attn] = [linear.weight for linear in (*layer.projection.values(), layer.output)]
-    torch.testing.assert_close(*weights.values())
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_a_weight_that_cannot_be_set_is_said(family):
-    with pytest.raises(UserError, match=r"torch.nn.utils.parametrizations"):
-        MODELS[family](AttentionFactory(f"{__name__}.HookedKV", **SIZES))

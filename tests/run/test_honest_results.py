@@ -331,15 +331,9 @@ def test_the_predictions_are_as_right_as_the_result_says(experiment, kvt, config
 
 SCRIPTS = {
     "characters": ["characters.py", *SMALL["characters"], "--batch_size", "2"],
-    "noisy_recall": [
-        "recall.py",
-        "--task",
-        "noisy_recall",
-        *SMALL["noisy_recall"],
-        "--batch_size",
-        "2",
-        "--val_size",
-        "9",
+    "mqar": [
+        *("recall.py", "--task", "mqar", *SMALL["mqar"]),
+        *("--fewest_pairs", "1", "--batch_size", "2", "--val_size", "9"),
     ],
     "sort": ["synthetic.py", "--task", "sort", *SMALL_LISTS, "--batch_size", "3"],
     "translation": ["translation.py", *SMALL["translation"], "--batch_size", "2"],

@@ -1,6 +1,5 @@
 """Recall: what is asked can be looked up, and nothing else tells it."""
 
-from itertools import groupby
 from math import sqrt
 
 import pytest
@@ -13,7 +12,7 @@ from kvt.data.tokens import IGNORE
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Recall, RecallTask
-from kvt.tasks.recall import TASKS, _motifs, distinct, fuzzy_recall, mqar, slot_weights
+from kvt.tasks.recall import TASKS, distinct, mqar, slot_weights
 from tests.conftest import CONFIGS, QUIET, SMALL
 from tests.helpers.runs import read_history
 from tests.tasks.test_splits import require_apart
@@ -22,11 +21,7 @@ SIZES = {
     "mqar": {"vocab": 20, "length": 24, "pairs": 4},
     "associative_recall": {"vocab": 10, "length": 9, "pairs": 4},
     "induction": {"vocab": 6, "length": 14},
-    "noisy_recall": {"vocab": 16, "length": 24},
-    "fuzzy_recall": {"vocab": 16, "length": 32},
     "selective_copy": {"vocab": 6, "length": 20, "pairs": 5},
-    "compression": {"vocab": 6, "length": 9},
-    "memorization": {"vocab": 21, "length": 12},
 }
 
 
@@ -48,30 +43,15 @@ def test_splits_are_apart_and_follow_from_the_seed(task):
     assert not torch.equal(data.splits["train"][0], other.splits["train"][0])
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "memorization"])
+@pytest.mark.parametrize("task", TASKS)
 def test_who_looks_back_by_the_distance_is_always_right(task):
     symbols, answers, distance = made(task).splits["train"]
     asked = answers != IGNORE
     assert asked.any(1).all()
     rows, places = asked.nonzero(as_tuple=True)
-    if task == "compression":  # asked at the place itself, and told from the end
-        assert torch.equal(places + distance[asked], torch.full_like(places, symbols.shape[1] - 1))
-    else:
-        assert (distance[asked] > 0).all()
-        places = places - distance[asked]
-    assert torch.equal(symbols[rows, places], answers[asked])
+    assert (distance[asked] > 0).all()
+    assert torch.equal(symbols[rows, places - distance[asked]], answers[asked])
     assert not distance[~asked].any()
-
-
-def test_a_fact_is_the_same_wherever_it_is_asked():
-    data = made("memorization")
-    for symbols, answers, distance in data.splits.values():
-        asked = answers != IGNORE
-        assert torch.equal(answers[:, 1::2], data.facts[symbols[:, 0::2]])
-        assert asked.sum() == symbols.numel() / 2
-        assert not distance.any()
-    assert len(data.facts.unique()) == len(data.facts) == 10
-    assert not set(data.facts.tolist()) & set(range(10))
 
 
 @pytest.mark.parametrize("vocab", [16, 21])
@@ -82,22 +62,13 @@ def test_chance_is_to_name_any_symbol_that_is_ever_an_answer(task, vocab):
     assert 1 / data.spec["chance"] == len(answers[answers != IGNORE].unique())
 
 
-def test_motifs_are_all_short_sequences_of_different_symbols():
-    tokens, sizes = _motifs(4, 3)
-    assert len({*map(tuple, tokens.tolist())}) == len(tokens) == 4 + 4 * 3 + 4 * 3 * 2
-    assert sizes.tolist() == sorted(sizes.tolist())
-    for motif, size in zip(tokens.tolist(), sizes.tolist(), strict=True):
-        assert len({*motif[:size]} & {*range(4)}) == size
-        assert motif[size:] == [-1] * (3 - size)
-
-
 def looked_up(row: torch.Tensor, place: int) -> int:
     """The symbol behind the latest place of the symbol at `place`."""
     (before,) = (row[:place] == row[place]).nonzero(as_tuple=True)
     return int(row[before[-1] + 1])
 
 
-@pytest.mark.parametrize("task", ["mqar", "induction", "noisy_recall"])
+@pytest.mark.parametrize("task", ["mqar", "induction"])
 def test_an_oracle_that_looks_up_the_symbol_gets_all_and_a_bigram_model_gets_chance(task):
     """The bigram model knows which answers followed each symbol in training, most frequent first."""
     data = made(task, rows=4000)
@@ -169,39 +140,6 @@ def test_each_order_of_distinct_numbers_is_as_likely():
     assert ((possible - 1 / 12).abs() < 5 * sqrt(1 / 12 * 11 / 12 / rows)).all()
 
 
-def read_pairs(body: list[int]) -> list[tuple[tuple[int, ...], list[int], int]]:
-    """Return keys (symbols below 7), values (above) and the place of each value's first symbol."""
-    pairs: list[tuple[tuple[int, ...], list[int], int]] = []
-    key: tuple[int, ...] = ()
-    for is_value, run_ in groupby(enumerate(body), key=lambda found: found[1] >= 7):
-        places, symbols = zip(*run_, strict=True)
-        if is_value:
-            pairs.append((key, [*symbols], places[0]))
-        else:
-            key = symbols
-    return pairs
-
-
-@given(motif=st.integers(1, 3), seed=st.integers(0, 99))
-def test_a_key_means_the_same_all_along_a_sequence_and_is_asked_from_its_second_time_on(motif, seed):
-    symbols, answers, _ = fuzzy_recall(5, 15, 8 * motif + 8, motif, generator(seed))
-    for row, asked in zip(symbols.tolist(), answers.tolist(), strict=True):
-        filler = row.count(14)
-        assert row[:filler] == [14] * filler
-        meanings: dict[tuple[int, ...], list[int]] = {}
-        expected = [IGNORE] * len(row)
-        for key, value, place in read_pairs(row[filler:]):
-            assert len({*key}) == len(key) <= motif
-            assert len({*value}) == len(value) <= motif
-            if key in meanings:
-                assert meanings[key] == value
-                for n, symbol in enumerate(value):
-                    expected[filler + place + n - 1] = symbol
-            meanings[key] = value
-        assert asked == expected
-        assert set(asked) != {IGNORE}
-
-
 def test_only_what_is_asked_is_projected_and_the_loss_is_the_same():
     data = made("mqar")
     task = RecallTask(data.spec, attn="kv", dim=16).eval()
@@ -269,10 +207,10 @@ def test_each_number_of_pairs_is_as_likely_in_all_splits_and_at_any_row(vocab):
 def test_all_splits_have_the_same_distribution_though_few_sequences_are_possible(task):
     """Of the number of questions, and of how far back their answers stand."""
     small = {
-        **{"mqar": {"vocab": 10, "length": 16, "pairs": 2}, "noisy_recall": {"vocab": 16, "length": 8}},
-        **{"fuzzy_recall": {"vocab": 7, "length": 16, "motif": 2}, "induction": {"vocab": 5, "length": 8}},
-        **{"associative_recall": {"vocab": 8, "length": 7, "pairs": 3}, "compression": {"vocab": 5, "length": 9}},
-        **{"selective_copy": {"vocab": 12, "length": 12, "pairs": 3}, "memorization": {"vocab": 15, "length": 12}},
+        "mqar": {"vocab": 10, "length": 16, "pairs": 2},
+        "associative_recall": {"vocab": 8, "length": 7, "pairs": 3},
+        "induction": {"vocab": 5, "length": 8},
+        "selective_copy": {"vocab": 12, "length": 12, "pairs": 3},
     }
     data = Recall(task, **small[task], train_size=8_000, val_size=1_000, test_size=1_000)
     require_apart(data)
@@ -340,11 +278,6 @@ MISTAKES = [
     ("induction", ["--vocab", "2"], "vocab=2 is too small"),
     ("induction", ["--vocab", "3", "--length", "4"], "too few sequences"),
     ("selective_copy", ["--pairs", "6", "--length", "12"], "length=12 is too small"),
-    ("fuzzy_recall", ["--motif", "9", "--length", "100"], "vocab=16 is too small"),
-    ("fuzzy_recall", ["--vocab", "8192"], "vocab=8192 is too large"),
-    ("noisy_recall", ["--vocab", "6"], "vocab=6 is too small"),
-    ("noisy_recall", ["--noise", "1"], "noise=1"),
-    ("memorization", ["--length", "11"], "length=11 must be even"),
 ]
 
 
