@@ -1,143 +1,128 @@
-"""Test and measure kvt on a GPU: correctness, speed of training steps and decoding, and runs per hour.
+"""Measure training steps on a GPU, and compare every attention on the GPU with the CPU.
 
-The folder `--out` gets report.md with a table for each part, log.txt with tracebacks, and a record of Table 2. The
-report is rewritten after each row, and the most important parts come first. The same command continues after a stop: it
-measures the rows that are missing or have failed. Each part runs in its own process, which is killed at the end of its
-share of `--minutes`, so that the other parts keep their time. The exit code is 0 once all parts are complete and right.
-
-`--device cpu` is a rehearsal with tiny sizes. benchmarks/gpu_wheels.sh explains how to use a machine without a network.
+Prints two Markdown tables. A step is the forward pass, the backward pass and the optimiser, on one batch that stays on
+the device. The exit code is 1 if an attention is wrong. `--device cpu --batch 2 --repeats 1` tries the script without a
+GPU.
 """
 
 import argparse
-import os
-import signal
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
-from time import monotonic
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from itertools import product
+from statistics import median
 
 import torch
-from gpu_checks import ACCURACY, RESUME, TESTS
-from gpu_report import CHECKOUT, Case, Part, Report, Setting, failure, is_done
-from gpu_runs import DECODING, PROCESSES, TABLE2
-from gpu_steps import KERNELS, PEAK, STEPS
+from torch import Tensor, nn
 
-from kvt.bench.table import machine
-from kvt.system.console import silence_libraries
+from kvt.attention import ATTENTION, AttentionFactory
+from kvt.bench.measure import timed
+from kvt.bench.table import machine, number
 from kvt.system.hardware import tune
+from kvt.system.quoting import markdown_table
+from kvt.tasks import CharacterTask, ImageTask, ListTask
+from kvt.tasks.base import Task, make_optimizer
 
-PARTS = {
-    "accuracy": ACCURACY,
-    "exact resume": RESUME,
-    "tests": TESTS,
-    "peak": PEAK,
-    "training steps": STEPS,
-    "attention kernels": KERNELS,
-    "processes": PROCESSES,
-    "decoding": DECODING,
-    "table 2": TABLE2,
-}
+ATTENTIONS = ("qkv", "kv", "kv+pos")
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ERROR = {"float32": 1e-4, "bfloat16": 5e-2}
+"""The largest relative error that counts as right."""
+N, DIM, HEADS = 192, 256, 4
 
 
-def work(part: Part, name: str, setting: Setting, scratch: str, answers: Connection) -> None:
-    """Measure the rows of a part that are not done, and send each row; then send the part's error, "" for none."""
-    os.setsid()  # a process group, so that all processes of the part can be killed at once
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # after `gpu.py &`, the part and its tests would ignore it
-    os.environ["TMPDIR"] = tempfile.tempdir = scratch  # a compiler that is killed may leave an incomplete file there
-    with (setting.out / "log.txt").open("a") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    silence_libraries()
-    tune()
-    problem = ""
-    try:
-        done = [row for row in setting.rows.get(name, ()) if is_done(row)]
-        for key, measure in part.cases(setting):
-            if not any(row[: len(key)] == key for row in done):
-                answers.send((key, _measured(Case(key, measure))))
-    except Exception as error:
-        problem = failure(error)
-    answers.send(problem)
+def images(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
+    spec = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
+    pixels, labels = torch.randint(256, (batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (batch,))
+    return ImageTask(spec, attn, dim=256, depth=4, heads=4), (pixels, labels)
 
 
-def _measured(case: Case) -> tuple[str, ...]:
-    try:
-        return tuple(case.measure())
-    except Exception as error:
-        return (failure(error),)
+def lists(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
+    digits = torch.randint(10, (batch, 16))
+    return ListTask({"vocab_size": 10, "length": 16}, attn), (digits, digits.flip(1))
 
 
-def measure(names: Sequence[str], report: Report, device: str, out: Path, ends: float) -> None:
-    """Measure the missing rows of some parts until `ends`; the remaining time is divided among the remaining parts."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["gpu_checks", "gpu_runs", "gpu_steps"])  # imported once, for all parts
-    first = context.Process(target=os.getpid)
-    first.start()
-    first.join()  # the modules are imported now, before the time of the first part begins
-    parts, todo = report.parts, [name for name in names if not report.is_complete(name)]
-    for place, name in enumerate(todo):
-        now, shares = monotonic(), [parts[later].share for later in todo[place:]]
-        setting = Setting(device, out, now + max(0, ends - now) * shares[0] / sum(shares), report.rows)
-        answers, theirs = context.Pipe(duplex=False)
-        problem: str | None = None
-        report.status[name] = "not complete: interrupted; the same command goes on"
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            process = context.Process(target=work, args=(parts[name], name, setting, scratch, theirs))
-            process.start()
-            theirs.close()
-            try:
-                while problem is None and answers.poll(max(0, setting.ends - monotonic())):
-                    if isinstance(answer := answers.recv(), str):
-                        problem = answer
-                    else:
-                        report.add(name, *answer)
-                        report.write()
-            except EOFError:
-                process.join()
-                problem = f"its process died with exit code {process.exitcode}"
-            finally:
-                _kill(process.pid)
-                process.join()
-        report.end(name, "its time was up" if problem is None else problem)
-        report.write()
-        print(f"{name}: {report.status[name]}", flush=True)
+def characters(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
+    text = torch.randint(65, (batch, 65))
+    return CharacterTask({"vocab": [chr(33 + i) for i in range(65)], "length": 64}, attn), (text[:, :-1], text[:, 1:])
 
 
-def _kill(pid: int | None) -> None:
-    """Kill a process and all processes that it has started."""
-    assert pid is not None
-    for end in (os.killpg, os.kill):  # os.kill ends a process that has not called os.setsid yet
-        with suppress(ProcessLookupError):
-            end(pid, signal.SIGKILL)
+TASKS = {"images, 65 tokens": images, "lists, 16 tokens": lists, "characters, 64 tokens": characters}
 
 
-def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
+def training_step(task: Task, batch: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
+    """Return a function that does a training step on the same batch each time."""
+    task.to(device).train()
+    optimizer, inputs = make_optimizer(task), tuple(part.to(device) for part in batch)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = task.training_step(inputs, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def steps(device: torch.device, batch: int, repeats: int) -> Iterator[list[str]]:
+    """Yield a row for each task and attention: training steps per second in each number type."""
+    for (name, make), attn in product(TASKS.items(), ATTENTIONS):
+        calls = {kind: training_step(*make(attn, batch), device, dtype) for kind, dtype in TYPES.items()}
+        yield [name, attn, *(number(1 / median(seconds)) for seconds in timed(calls, repeats).values())]
+
+
+def passes(layer: nn.Module, x: Tensor, dtype: torch.dtype, *, causal: bool) -> list[Tensor]:
+    """Return the output, the gradient of the input, and the gradient of all weights as one vector, in float64."""
+    x = x.detach().requires_grad_()
+    with torch.autocast(x.device.type, dtype, enabled=dtype == torch.bfloat16):
+        output = layer(x, causal=causal)
+    of_x, *of_weights = torch.autograd.grad(output, [x, *layer.parameters()], x.detach().sign().to(output))
+    found = output.detach(), of_x, torch.cat([gradient.flatten() for gradient in of_weights])
+    return [each.double().cpu() for each in found]
+
+
+def errors(attn: str, device: torch.device, dtype: torch.dtype, batch: int) -> list[float]:
+    """Return max |found − exact| / max |exact| of output and gradients, the greater of causal and bidirectional.
+
+    The exact numbers are those of float64 on the CPU.
+    """
+    torch.manual_seed(0)
+    layer, x = AttentionFactory(attn, heads=HEADS, max_len=N, pos_dim=10)(DIM), 3 * torch.randn(batch, N, DIM)
+    exact, layer = deepcopy(layer).double(), layer.to(device)
+    worst = [0.0] * 3
+    for causal in (False, True):
+        found = passes(layer, x.to(device), dtype, causal=causal)
+        wanted = passes(exact, x.double(), torch.float64, causal=causal)
+        error = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)]
+        worst = [new if not new <= old else old for new, old in zip(error, worst, strict=True)]  # NaN stays
+    return worst
+
+
+def agreement(device: torch.device, batch: int) -> Iterator[list[str]]:
+    """Yield a row for each attention and number type: errors of output and gradients, and "right" or "WRONG"."""
+    for attn, (kind, dtype) in product(ATTENTION, TYPES.items()):
+        found = errors(attn, device, dtype, batch)
+        right = all(error <= ERROR[kind] for error in found)
+        yield [attn, kind, *(f"{error:.1e}" for error in found), "right" if right else "WRONG"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9, help="total time in minutes (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("lightning_logs/gpu"), help="folder (default: %(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="default: all")
+    parser.add_argument("--batch", type=int, default=128, help="batch size (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, help="samples of each time (default: %(default)s)")
     asked = parser.parse_args(argv)
-    ends = monotonic() + 60 * asked.minutes
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU: choose --device cpu")
-    out: Path = asked.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     tune()
-    here = f"# kvt on {machine(asked.device)}"
-    report = Report(out / "report.md", here, parts)
-    if report.machine != here:
-        parser.error(f"--out {asked.out}: has numbers of another machine ({report.machine[2:]}): choose another folder")
-    paths = [str(CHECKOUT), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    # absolute paths, because processes of some parts run in other folders
-    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
-    measure([name for name in parts if name in asked.parts], report, asked.device, out, ends)
-    print(asked.out / "report.md")
-    return 0 if all(map(report.is_complete, asked.parts)) else 1
+    device = torch.device(asked.device)
+    head = ["task", "attention", *(f"{kind}, steps/s" for kind in TYPES)]
+    print(f"{machine(asked.device)}; batch {asked.batch}, medians of {asked.repeats} samples", flush=True)
+    print("", markdown_table([head, *steps(device, asked.batch, asked.repeats)]), sep="\n", flush=True)
+    rows = [*agreement(device, min(asked.batch, 8))]
+    head = ["attention", "type", "output", "gradient of the input", "gradients of the weights", "verdict"]
+    print("", markdown_table([head, *rows]), sep="\n")
+    return int(any(row[-1] == "WRONG" for row in rows))
 
 
 if __name__ == "__main__":

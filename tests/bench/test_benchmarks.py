@@ -2,8 +2,8 @@
 
 import shutil
 
-import attention
 import decoding
+import gpu
 import loss
 import nanogpt
 import overhead
@@ -14,6 +14,7 @@ import training
 from torch import nn
 from torch.testing import assert_close
 
+from kvt.attention import ATTENTION
 from kvt.system.hardware import bfloat16_slowdown
 from kvt.tasks import CharacterTask
 
@@ -209,7 +210,6 @@ def test_both_pipelines_normalise_alike(monkeypatch):
 
 
 SIZES = {
-    attention: {"SIZES": [attention.Size(2, 5, 8)], "SIDE": 16},
     decoding: {"SENTENCES": 20, "PARTS": {"translation": decoding.translation}},
     loss: {"TRANSLATION": (9, 12), "LANGUAGE": (8, 300), "DIM": 6, "BATCH": 2, "LENGTH": 4},
     pipeline: {"IMAGES": 6, "BATCH": 3, "WORKERS": (0, 1)},
@@ -262,3 +262,25 @@ def test_kvt_trains_beside_another_program_that_prints_its_times(tmp_path, capsy
     row = capsys.readouterr().out.splitlines()[-1].split("|")
     assert [word.strip() for word in row[1:4]] == ["small", "kv", "76,800"]  # 12 texts of 64 symbols in 10 ms
     assert float(row[4].replace(",", "")) > 0
+
+
+def test_the_script_for_a_gpu_measures_and_checks_every_attention(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "TASKS", {"lists": gpu.lists})
+    monkeypatch.setattr(gpu, "N", 9)
+    words = ["--device", "cpu", "--batch", "2", "--repeats", "1"]
+    assert gpu.main(words) == 0
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    steps, checks = lines[2:5], lines[7:]
+    assert all(float(cell.strip(" |")) > 0 for row in steps for cell in row[2:])
+    assert {row[0].strip("| ") for row in checks} == {*ATTENTION}
+    assert {row[-1] for row in checks} == {"right |"}
+    monkeypatch.setattr(gpu, "TASKS", {})
+    monkeypatch.setattr(gpu, "passes", lambda *_, **__: [torch.tensor([float("nan")])] * 3)
+    assert gpu.main(words) == 1  # NaN is wrong, too
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_an_error(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main([])
+    assert "needs a GPU: choose --device cpu" in capsys.readouterr().err
