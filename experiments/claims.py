@@ -19,12 +19,12 @@ import pandas as pd
 
 from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
-from kvt.reports.comparisons import Compared, finite
+from kvt.reports.comparisons import NEARLY, Compared, finite
 from kvt.reports.names import in_words, label, metric_of
 from kvt.reports.results import measure
 from kvt.reports.statistics import compare, verdict
 from kvt.reports.tables import Table
-from kvt.reports.text import counts_of, difference_of, interval_of, pair_of, verdict_in_words
+from kvt.reports.text import counts_of, difference_of, interval_of, left_out_of, pair_of, verdict_in_words
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import MANIFEST, find_outcomes, read_record
@@ -37,7 +37,12 @@ COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
 UNTESTED = "not tested yet"
-KINDS = {"holds": "hold", "fails": "fail", "undecided": "are undecided", UNTESTED: f"are {UNTESTED}"}
+KINDS = {  # of one claim, of several
+    "holds": ("holds", "hold"),
+    "fails": ("fails", "fail"),
+    "undecided": ("is undecided", "are undecided"),
+    UNTESTED: (f"is {UNTESTED}", f"are {UNTESTED}"),
+}
 WHOSE = {"paper": "the paper's", "ours": "our own"}
 
 
@@ -77,9 +82,9 @@ a query, and one projection for key and value. Q=K=V has one projection for quer
 * CIFAR-100 and sort were undecided with three seeds, so we added seeds. Their p values are not corrected for this.
 * *Scale* counts the settings of the paper's grid, or of our own full grid, that we ran for a claim. "Other" settings
   are not in this grid.
-* *Minutes* is the training time of the runs in the record, on one core beside other work. Repeated runs count once.
-  The command runs the complete grid. If the record has a part of the grid ("for 98 of 105 runs"), the command takes
-  longer.
+* *Minutes* is the training time of the runs in the record, on one core beside other work, or on a GPU that many runs
+  share ([results](results/README.md)). Repeated runs count once. The command runs the complete grid. If the record has
+  a part of the grid ("for 98 of 105 runs"), the command takes longer.
 * *Proven* means shown by a test, *reproduced* means shown by our runs, *theirs* means a published number alone.
 
 `python experiments/claims.py` writes this page from the records in [docs/results](results).
@@ -161,12 +166,12 @@ def write_claims(records: Path) -> str:
             linked = Markdown("[{}](#{}) {}").format(name, name.lower(), says)
             lines.append([linked, Markdown("**{}**").format(short), found.size, scale])
             about = {"Published": claim.get("published"), "Measured": found.measured, "Verdict": found.verdict}
-            about |= {"Scale": scale, "Minutes": minutes, "Evidence": evidence}
+            about |= {"Note": claim.get("note"), "Scale": scale, "Minutes": minutes, "Evidence": evidence}
             items = [Markdown("* {}: {}").format(word, text) for word, text in about.items() if text not in (None, "–")]
             blocks += [Markdown("### {}").format(name), Markdown("{}").format(says), Markdown("\n").join(items)]
         texts |= {whose: markdown_table(lines), f"{whose}_blocks": Markdown("\n\n").join(blocks)}
-        numbers = {word: sum(text.startswith(kind) for text in verdicts) for kind, word in KINDS.items()}
-        parts = ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
+        numbers = {words: sum(text.startswith(kind) for text in verdicts) for kind, words in KINDS.items()}
+        parts = ", ".join(f"{number} {words[number > 1]}" for words, number in numbers.items() if number)
         counts.append(f"Of {WHOSE[whose]} {len(verdicts)} claims {parts}.")
     return str(PAGE.format(counts=" ".join(counts), **texts))
 
@@ -174,25 +179,48 @@ def write_claims(records: Path) -> str:
 def paper_table(records: Path) -> str:
     """Return the Markdown table of README.md, with a row for each table and figure of the paper."""
     find = partial(open_record, folder=records)
-    lines = [["", "the paper says", "we find", "scale", "command and minutes"]]
+    lines = [["", "the paper says", "we find", "our runs", "command"]]
     for row in read_yaml(CLAIMS, CLAIMS.name)["table"]:
         found: str = Markdown(row.get("find", "–"))
         scale, command = "–", Markdown("`kvt reproduce {}`").format(row["command"])
         if (record := find(row.get("record", ""))) is not None and record.grid is not None:
-            parts = []
-            for one in row["compared"]:
-                [line] = _lines_of(record, one.get("metric", row["metric"]), one["column"], one["pair"])
-                kind = record.tables[line.table].kind
-                where = f"{one['words']}: " if "words" in one else ""
-                parts.append(f"{where}{pair_of(line)} {difference_of(line, kind)}, {line.verdict}")
-            found = Markdown("; ").join(parts)
+            found = Markdown("; ").join(_found(record, row, one) for one in row["compared"])
+            if "untested" in row:
+                found += Markdown("; {}: {}").format(UNTESTED, row["untested"])
             scale = f"{100 * len(record.made) / record.wanted:.0f} % of the runs of scale {record.grid.scale}"
-            command += Markdown(", {:,.0f} min").format(record.seconds / 60)
+            scale += f", {record.seconds / 60:,.0f} min"
         elif record is not None:
             measured = costs(record, "kv", ["parameters", "training_ms"])
             found, scale = measured.size if measured else "–", "sizes of a layer"
         lines.append([row["item"], row["says"], found, scale, command])
     return str(markdown_table(lines))
+
+
+def _found(record: Record, row: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    """Return a comparison of a row of the table; one of runs that a grid has no column of has no verdict."""
+    before = f"{one['words']}: " if "words" in one else ""
+    if "where" in one:
+        first, second = one["pair"]
+        rows = _choose(record.rows, one["where"])
+        rows = rows.pivot(index=["setting", "seed"], columns="attention", values=row["metric"])[[first, second]]
+        rows, kind = rows.dropna().reset_index(), metric_of(row["metric"])
+        numbers = compare(rows[first], rows[second], rows.setting, rows.seed)
+        said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind, " ")
+        return f"{before}{label(first)} − {label(second)} {said}"
+    [line] = _lines_of(record, row["metric"], one["column"], one["pair"])
+    said = f"{before}{pair_of(line)} {difference_of(line, record.tables[line.table].kind)}"
+    said += f", {line.verdict}" * ("untested" not in row) + left_out_of(line)
+    if np.isfinite(line.solved):
+        counts, number = solved_of_all(record, one["column"])
+        said += f"; solved of all {number}: {', '.join(f'{label(name)} {count}' for name, count in counts.items())}"
+    return said
+
+
+def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
+    """Return how many runs of a task each of the paper's attentions solves, and how many each has; none is left out."""
+    rows = _choose(record.rows, {"task": [task], "attention": ["kv+pos", "kv", "qkv"]})
+    runs = rows.pivot(index=["setting", "seed"], columns="attention", values="test/acc").dropna() >= NEARLY
+    return {name: int(runs[name].sum()) for name in ("kv+pos", "kv", "qkv")}, len(runs)
 
 
 def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:
@@ -203,6 +231,8 @@ def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evi
         found = Evidence("by tests", arguments["verdict"])
     elif kind and (record := find(arguments["record"])) is not None:
         found = OF_A_RECORD[kind](record, **{name: value for name, value in arguments.items() if name != "record"})
+    if found and "untested" in claim:
+        found = found._replace(verdict=f"{UNTESTED}: {claim['untested']}")
     return found or Evidence("–", UNTESTED)
 
 
@@ -237,7 +267,11 @@ def compared(record: Record, metric: str, column: str, pairs: Sequence[Sequence[
     less = " (less is better)" * (kinds[0].better == "less")
     words = [verdict_in_words(line, kind) for line, kind in zip(found, kinds, strict=True)]
     title = record.tables[found[0].table].title
-    size = "; ".join(f"{pair_of(line)}: {difference_of(line, kind)}" for line, kind in zip(found, kinds, strict=True))
+    size = "; ".join(
+        f"{pair_of(line)}: {difference_of(line, kind)}{left_out_of(line)}"
+        for line, kind in zip(found, kinds, strict=True)
+    )
+    size = f"{column}: {size}"
     return Evidence(f"{column}, {title}{less}: {'; '.join(texts)}", _verdict(found, words, claimed), size)
 
 

@@ -27,8 +27,11 @@ def counts_of(compared: Compared) -> str:
     """Return the size of a comparison, such as "24 pairs of 8 settings and 3 seeds, 2 settings left out"."""
     counts = ((compared.pairs, "pair"), (compared.settings, "setting"), (compared.seeds, "seed"))
     pairs, settings, seeds = (f"{number} {noun}{'s' * (number > 1)}" for number, noun in counts)
-    left_out = f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
-    return f"{pairs} of {settings} and {seeds}{left_out}"
+    return f"{pairs} of {settings} and {seeds}{left_out_of(compared)}"
+
+
+def left_out_of(compared: Compared) -> str:
+    return f", {compared.left_out} setting{'s' * (compared.left_out > 1)} left out" * (compared.left_out > 0)
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
