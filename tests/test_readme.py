@@ -43,7 +43,6 @@ LINES = [line for line in TEXT.splitlines() if line.startswith(("python", "kvt")
 COMMANDS = [[*words] for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in LINES)]
 SMALL_COMMANDS = {
     "bench": ["--n", "4", "8", "--d", "8", "--repeats", "1", "--batch", "2"],
-    "runs rm": ["--yes"],
     "study run": ["--dry_run"],  # those of tests/study are made
     "reproduce": ["--dry_run"],
 }
@@ -173,8 +172,6 @@ def test_the_first_steps_from_a_wheel_in_an_empty_folder(in_tmp_dir, tmp_path_fa
             task = command[command.index("--config") + 1] if "--config" in command else command[2]
             command += [*SMALL[task], *QUIET]
     made = [command for command in commands if "--help" not in command]  # which ends the process
-    [removal] = [command for command in commands if command[1:3] == ["runs", "rm"]]
-    removal.append("--yes")
     words = [sys.executable, "-c", WALK, json.dumps(made)]
     ended = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

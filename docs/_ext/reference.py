@@ -5,10 +5,12 @@ import runpy
 from argparse import Action
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -18,7 +20,7 @@ from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
 from kvt.run.sections import RUN_FLAGS, plain
 from kvt.run.settings import settings_parser
-from kvt.system.files import CONFIGS, yaml_line, yaml_names
+from kvt.system.files import CONFIGS, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")
@@ -125,7 +127,8 @@ def type_of(action: Action) -> str:
 
 def value_of(value: Any) -> str:
     """Return a value as a YAML has it, in one line, as code."""
-    return f"`{yaml_line(plain(value))}`"
+    text = yaml.safe_dump(plain(value), default_flow_style=True, width=inf).removesuffix("\n...\n").strip()
+    return f"`{text}`"
 
 
 def prose(text: str | None) -> str:

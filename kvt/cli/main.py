@@ -30,9 +30,7 @@ COMMANDS = {  # maps a command to the import path of its function and to its lin
     "generate": ("kvt.cli.main:generate", "continues a text with a trained language model"),
     "translate": ("kvt.cli.main:translate", "translates sentences with a trained model"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
-    "runs": ("kvt.cli.runs:runs", "lists runs, and draws their curves"),
-    "runs rm": ("kvt.cli.runs:runs_rm", "removes runs"),
-    "show": ("kvt.cli.runs:show", "prints a run's settings, its result, and commands that use it"),
+    "runs": ("kvt.cli.runs:runs", "lists runs"),
     "export": ("kvt.cli.main:export", "writes a trained model as safetensors, with a model card, and as ONNX"),
     "convert": ("kvt.cli.convert:convert", "replaces the attention of a trained model"),
     "import": ("kvt.cli.convert:import_model", "converts a GPT-2 of Hugging Face or nanoGPT to a checkpoint"),
@@ -53,9 +51,9 @@ LIGHTNING = {
 
 INSTEAD = {
     "train": "run reverse --attn kv",
-    **dict.fromkeys(("list", "ls"), "runs"),
-    **{"report": "study report", "eval": "validate, or test", "rm": "runs rm"},
-    **dict.fromkeys(("compare", "plot"), "runs --plot, or of a grid's runs, with statistics, kvt study report"),
+    **dict.fromkeys(("list", "ls", "show"), "runs"),
+    **dict.fromkeys(("report", "compare", "plot"), "study report"),
+    "eval": "validate, or test",
 }
 """A dict that maps names of commands in other programs to the commands of kvt."""
 

@@ -28,8 +28,7 @@ NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults. `words` has the
-    arguments of the command line.
+    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.

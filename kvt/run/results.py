@@ -73,6 +73,7 @@ def save_results(
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "precision": str(trainer.precision),
             "notes": task.metric_notes,
+            "monitor": task.monitor,
             "better": {metric.name: metric.better for metric in task.metrics if metric.better},
             "content": data.content,
             **({"teacher_sha256": task.taught["sha256"]} if task.taught else {}),

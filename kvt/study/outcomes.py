@@ -184,6 +184,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
     content: str | None = None
     diverged: str = ""
     notes: dict[str, Any] = Field(default={})
+    monitor: str = "val/loss"
     better: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")

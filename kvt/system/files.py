@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +191,6 @@ def find_yaml(named: str, folder: Path) -> Path:
 def yaml_names(folder: Path) -> list[str]:
     """Return the sorted names of the YAML files in a folder of kvt, such as cifar10 for configs/cifar10.yaml."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def yaml_line(value: Any) -> str:
-    """Return a value as YAML in one line.
-
-    >>> yaml_line({"dim": 64}), yaml_line(0.1), yaml_line(None)
-    ('{dim: 64}', '0.1', 'null')
-    """
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=inf)
-    return text.removesuffix("\n...\n").strip()
 
 
 def read_yaml(path: Path, name: str) -> Any:

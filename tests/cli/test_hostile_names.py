@@ -39,7 +39,6 @@ WORDS = {
     "run": [RUN / "config.yaml"],
     "fit": ["--config", RUN / "config.yaml"],
     "runs": [LOGS],
-    **dict.fromkeys(("runs rm", "show"), (RUN,)),
     "convert": [BEST, "--attn", "kv", "--out", HOUSE],
     "import": [HOUSE],
     "export": [BEST, "--out", HOUSE],

@@ -245,8 +245,8 @@ def python(words: list[str], cwd: Path | str, **more: str) -> subprocess.Complet
 
 def test_a_file_of_ones_own_hides_no_package_from_the_command(tmp_path):
     (tmp_path / "attr.py").write_text("x = 1\n")
-    ended = python(["-m", "kvt", "show"], tmp_path)
-    assert "pass the folder of a run" in require_refusal(ended.returncode, ended.stderr)
+    ended = python(["-m", "kvt", "runs"], tmp_path)
+    assert "pass one with runs" in require_refusal(ended.returncode, ended.stderr)
 
 
 def test_a_file_imported_in_place_of_a_package_is_named(tmp_path):

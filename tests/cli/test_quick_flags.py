@@ -1,4 +1,4 @@
-"""Flags and defaults that are read from the source alone are those of the parser."""
+"""Short flags stand for full flags, and a mistyped flag is told with the nearest one."""
 
 import re
 from inspect import signature
@@ -7,18 +7,8 @@ import pytest
 from lightning import Trainer
 
 from kvt.cli.lightning_cli import read_words
-from kvt.reports.class_defaults import defaults_of
-from kvt.run.sections import GIVEN, TRAINER, TRAINER_DEFAULTS
-from kvt.run.settings import settings_parser
+from kvt.run.sections import TRAINER, TRAINER_DEFAULTS
 from kvt.system.errors import UserError
-from kvt.tasks.base import known_classes
-
-
-@pytest.mark.parametrize("name", known_classes())
-def test_defaults_in_the_source_are_those_of_the_signature(name):
-    parser = settings_parser(**{"model": known_classes()[name]})
-    taken = {key.removeprefix("model."): value for key, value in parser.get_defaults().as_dict()["model"].items()}
-    assert {key: value for key, value in defaults_of(name).items() if key not in GIVEN} == taken
 
 
 def test_defaults_of_the_trainer_are_lightnings():

@@ -1,0 +1,139 @@
+"""Runs are listed by what their folders say, whoever made them, the best of each task first."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvt.cli.main import main
+from kvt.run.config import RunConfig
+from kvt.run.folder import RunFolder
+from tests.helpers.drivers import METRICS, RESULT, hold, write_run
+from tests.helpers.hostile import no_longer_than
+
+LOGS = Path("lightning_logs")
+
+
+def make(name: str = "version_0", task: str = "sort", result=RESULT | METRICS, **settings) -> Path:
+    """Write the files of a run that has finished, of kvt's own task."""
+    config = RunConfig.from_name(task).changed(**settings)
+    folder = LOGS / task / config.model["init_args"]["attn"].rpartition(".")[2] / name
+    write_run(folder, result | {"config": config.as_dict(), "task": task})
+    RunFolder(folder).write_config(config)
+    return folder
+
+
+def listed(says, *words) -> dict[str, str]:
+    """Return the lines of the list by the name of the run's folder, in order."""
+    return {Path(line.split()[0]).name: line for line in says("runs", *words)[1:]}
+
+
+def test_a_line_has_folder_task_attention_what_differs_state_and_score(says):
+    accuracy = {"monitor": "val/acc", "better": {"acc": "more"}}
+    make("a", result=RESULT | METRICS | accuracy | {"val/acc": 0.5}, dim=32)
+    make("b", result=RESULT | METRICS | accuracy | {"val/acc": 0.75})
+    make("c", task="reverse", result=RESULT | {"val/loss": 0.25}, attn="qkv", lr=0.5)
+    begun = make("d")
+    (begun / "result.json").unlink()
+    dims = [str(RunConfig.from_name(task).model["init_args"]["dim"]) for task in ("reverse", "sort")]
+    head, *lines = says("runs")
+    assert [line.split() for line in (head, *lines)] == [
+        ["folder", "task", "attn", "dim", "state", "score"],
+        ["lightning_logs/reverse/qkv/c", "reverse", "qkv", dims[0], "finished", "val/loss", "0.2500"],
+        ["lightning_logs/sort/kv/b", "sort", "kv", dims[1], "finished", "val/acc", "0.7500"],
+        ["lightning_logs/sort/kv/a", "sort", "kv", "32", "finished", "val/acc", "0.5000"],
+        ["lightning_logs/sort/kv/d", "sort", "kv", dims[1], "stopped"],
+    ], "of other tasks other settings differ"
+    assert says("runs", "lightning_logs", "lightning_logs/sort") == [head, *lines]
+    assert [*listed(says, "lightning_logs/reverse")] == ["c"]
+
+
+@pytest.mark.parametrize(("better", "order"), [("less", "cbad"), ("more", "abcd"), (None, "abcd")], ids=str)
+def test_a_score_that_is_not_finite_is_last_and_diverged_stands_beside_it(says, better, order):
+    declared = {"better": {"loss": better} if better else {}}
+    for name, loss in zip("abc", (3.0, 2.0, 1.0), strict=True):
+        make(name, result=RESULT | METRICS | declared | {"val/loss": loss})
+    make("d", result=RESULT | METRICS | declared | {"val/loss": float("nan"), "diverged": "train/loss is nan"})
+    lines = listed(says)
+    assert "".join(lines) == order
+    assert lines["d"].split()[-3:] == ["diverged", "val/loss", "nan"]
+
+
+def test_a_path_is_whole_and_a_long_setting_is_cut(says):
+    name, text = "a" * 99, "t" * 99
+    make(name, task="language_model", result=RESULT, text=text)
+    make("b", task="language_model", result=RESULT, text="short")
+    line = listed(says)[name]
+    assert "t" * 50 in line
+    assert "t" * 51 not in line
+
+
+def test_a_run_that_is_being_made_is_running(says):
+    folder = make()
+    (folder / "result.json").unlink()
+    end = hold(folder)
+    assert "running" in listed(says)["version_0"]
+    end()
+    assert "stopped" in listed(says)["version_0"]
+
+
+def spoil_config(change):
+    return lambda run: (run / "config.yaml").write_text(change((run / "config.yaml").read_text()))
+
+
+def spoil_result(**strange):
+    def spoil(run: Path) -> None:
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | strange))
+
+    return spoil
+
+
+def in_place(make):
+    def spoil(run: Path) -> None:
+        (run / "result.json").unlink()
+        make(run / "result.json")
+
+    return spoil
+
+
+SPOILED = {
+    "half a result": lambda run: (run / "result.json").write_text('{"seed": '),
+    "unknown key": spoil_config(lambda text: f"driver: mysql\n{text}"),
+    "huge seed": spoil_config(lambda text: text.replace("seed_everything: 0", f"seed_everything: {16**5000:#x}")),
+    "huge metric": spoil_result(**{"test/acc": 10**400}),
+    "no name of a metric": spoil_result(monitor=["val/loss"]),
+    "year 1": spoil_result(finished="0001-01-01T00:00:00+14:00"),
+    "FIFO": in_place(os.mkfifo),
+    "folder": in_place(Path.mkdir),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_one_spoiled_run_does_not_stop_the_list(says, how):
+    sound, spoiled = make("a"), make("b")
+    if how in ("unknown key", "huge seed"):
+        (spoiled / "result.json").unlink()  # the configuration of a finished run is read from its result
+    SPOILED[how](spoiled)
+    with no_longer_than(60):
+        lines = listed(says)
+    assert {*lines} == {sound.name, spoiled.name}
+    assert "finished" in lines["a"]
+    assert "damaged" in lines["b"]
+
+
+@pytest.mark.parametrize(("words", "told"), [(["nowhere"], "nowhere: no such folder"), (["."], "no runs in .")])
+def test_mistakes(mistake, monkeypatch, in_tmp_dir, words, told):
+    monkeypatch.setattr("sys.argv", ["kvt", "runs", *words])
+    assert told in mistake(main)
+
+
+def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
+    folder = make()
+    (folder / "result.json").unlink()
+    (folder / ".lock").unlink(missing_ok=True)
+    (folder / ".lock").symlink_to("elsewhere")
+    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
+    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)
