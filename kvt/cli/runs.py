@@ -10,7 +10,7 @@ from kvt.system.errors import UserError
 from kvt.system.files import user_path
 from kvt.system.quoting import printable
 
-MAX_CHARS = 50  # largest length of a cell; a setting may hold a whole tokenizer
+MAX_CHARS = 50  # largest length of a setting, which may hold a whole tokenizer, and of an error
 
 
 def runs(*folders: str) -> None:
@@ -36,9 +36,9 @@ def runs(*folders: str) -> None:
     rows = sorted(map(_row, found.values()), key=lambda row: (row["task"], row["rank"], row["folder"]))
     table, settings = pd.DataFrame(rows), pd.DataFrame([row["settings"] for row in rows])
     differ = settings.groupby(table.task).nunique(dropna=False).gt(1).any()
-    columns = [table[["folder", "task", "attn"]], settings.loc[:, differ[differ].index], table[["state", "score"]]]
-    cells = pd.concat(columns, axis=1).fillna("").map(lambda cell: printable(f"{cell:.{MAX_CHARS}}"))
-    tell(cells.to_string(index=False))
+    shown = settings.loc[:, differ[differ].index].fillna("").map(lambda cell: f"{cell:.{MAX_CHARS}}")
+    cells = pd.concat([table[["folder", "task", "attn"]], shown, table[["state", "score"]]], axis=1)
+    tell(cells.map(printable).to_string(index=False))
 
 
 def _row(folder: Path) -> dict[str, Any]:
@@ -59,6 +59,6 @@ def _row(folder: Path) -> dict[str, Any]:
         "attn": settings.pop("attn", "?"),
         "settings": settings,
         "state": ("running" if is_in_use(folder) else "stopped") if state == State.STARTED else str(state),
-        "score": message if score is None else f"{monitor} {score:.4f}",
+        "score": message[:MAX_CHARS] if score is None else f"{monitor} {score:.4f}",
         "rank": sign * score if score is not None and isfinite(score) else inf,
     }
