@@ -1,6 +1,7 @@
 """The models that come with the repository load, and do what their cards say."""
 
 import re
+import runpy
 
 import pytest
 import torch
@@ -55,3 +56,12 @@ def test_a_model_writes_words():
     assert text.startswith("To be")
     assert len({*re.findall(r"[a-z]+", text.lower())} & {"the", "and", "of", "to", "that", "in", "you"}) >= 3
     assert all(weight.isfinite().all() and weight.dtype == torch.float32 for weight in task.parameters())
+
+
+def test_a_run_is_packed_with_its_card(trained, in_tmp_dir):
+    pack = runpy.run_path(str(ZOO / "pack.py"))["pack"]
+    pack.__globals__["ZOO"] = in_tmp_dir
+    pack("small", trained("reverse").parents[1])
+    task, card = kvt.load("small.ckpt"), (in_tmp_dir / "small.md").read_text()
+    assert f"| `dim` | {task.hparams['dim']} |" in card
+    assert re.search(rf"^parameters +{task.num_parameters:,}$", card, re.MULTILINE)

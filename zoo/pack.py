@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from kvt.exchange.export import facts
 from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.folder import best_checkpoint
+from kvt.system.console import table
 
 ZOO = Path(__file__).parent
 LEFT_OUT = ("callbacks", "loops", "lr_schedulers", "optimizer_states")  # what only a resumed run needs
@@ -21,7 +21,14 @@ CARD = """\
 
 `kvt.load("zoo/{name}.ckpt")`: `{task}` with `--attn {attn}`, trained on {data}.
 
-{facts}
+```
+{numbers}
+```
+
+| setting | |
+|---|---|
+{settings}
+
 Made by `kvt fit --config {config} {flags}`, on {processor}, with torch {torch}. The numbers are
 those of the run, in single precision; the weights here are in half precision. {licence}
 """
@@ -37,12 +44,13 @@ def pack(name: str, run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     task, data = checkpoint["model_class"], checkpoint["data_class"]
     settings = {**checkpoint["datamodule_hyper_parameters"], **checkpoint["hyper_parameters"]}
-    shown = {key: value for key, value in settings.items() if key != "spec"}
+    shown = {key: value for key, value in settings.items() if key not in ("spec", "content") and value is not None}
     numbers = {key: value for key, value in result.items() if "/" in key or key == "parameters"}
     lengths = {key: checkpoint["trainer"].get(key) for key in ("max_epochs", "max_steps")}
     flags = [f"--attn {result['attn']}", *(f"--{key} {value}" for key, value in lengths.items() if value and value > 0)]
     text = CARD.format(
-        **{"name": name, "task": task, "data": data, "attn": result["attn"], "facts": facts(numbers, shown)},
+        **{"name": name, "task": task, "data": data, "attn": result["attn"], "numbers": table(numbers)},
+        settings="\n".join(f"| `{key}` | {value} |" for key, value in shown.items()),
         config=result["task"],
         flags=" ".join(flags),
         licence=LICENCES.get(data, GENERATED),

@@ -114,7 +114,6 @@ class Attention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
         bias: Tensor | None = None,
-        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Let every token of x attend to the context, or to x if there is no context: (B, N, dim) → (B, N, dim).
 
@@ -133,12 +132,9 @@ class Attention(nn.Module):
             bias: numbers to add to the logits; the shapes allowed for `mask` are allowed for `bias`. If an entry is
                 −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
                 ignores finite entries.
-            key_value: input of the key projection and input of the value projection, (B, M, dim) each, in place of x.
-                These inputs are the tokens of x in another form, such as with and without positions (Carion et al.
-                2020, "DETR"). If M differs from N, or if there is a context, they are tokens of another sequence.
         """
-        start, context = self._start(x, cache), other_sequence(x, context, key_value)
-        q, k, v = self._heads(x, context, cache, key_value)
+        start = self._start(x, cache)
+        q, k, v = self._heads(x, context, cache)
         attend_self = self.attend_self or context is not None
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start)
 
@@ -242,7 +238,6 @@ class Attention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
         bias: Tensor | None = None,
-        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the attention maps of `forward` without dropout, (B, heads, N, M), and do not change the cache.
 
@@ -252,8 +247,7 @@ class Attention(nn.Module):
         if not self.has_map:
             remedy = "override attention_weights to return the map, as docs/guides/attention.md shows"
             raise UserError(f"{type(self).__name__} overrides attend, but has no map: {remedy}")
-        context = other_sequence(x, context, key_value)
-        q, k, _ = self._heads(x, context, cache and copy(cache), key_value)
+        q, k, _ = self._heads(x, context, cache and copy(cache))
         return self._map(q, k, self._mask(q, k, mask, bias), causal, self.attend_self or context is not None)
 
     def scores(
@@ -262,10 +256,9 @@ class Attention(nn.Module):
         context: Tensor | None = None,
         *,
         cache: KVCache | None = None,
-        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the logits from which `weights` computes maps, without mask and without `bias`: (B, heads, N, M)."""
-        q, k, _ = self._heads(x, other_sequence(x, context, key_value), copy(cache), key_value)
+        q, k, _ = self._heads(x, context, copy(cache))
         return self.logits(q, repeat_groups(k, q.shape[1]))
 
     @property
@@ -283,7 +276,6 @@ class Attention(nn.Module):
         x: Tensor,
         context: Tensor | None,
         cache: KVCache | None,
-        key_value: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim).
 
@@ -294,26 +286,12 @@ class Attention(nn.Module):
             if context is None:
                 q, *_ = self.rotate(q, q, q, self._start(x, cache))
         else:
-            if key_value is None:
-                q, k, v = self.project(x, context)
-            else:
-                q, k, v = self._project_each(x, context, *key_value)
+            q, k, v = self.project(x, context)
             if context is None:
                 q, k, v = self.rotate(q, k, v, self._start(x, cache))
             if cache is not None:
                 k, v = cache.append(k, v)
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
-
-    def _project_each(
-        self, x: Tensor, context: Tensor | None, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the query from x, (B, N, dim), the key from `key` and the value from `value`, both (B, M, dim)."""
-        if context is not None:
-            q, k, v = self.project(x, key)
-            return q, k, v if value is key else self.project(x, value)[2]
-        q = self.query(x) if self.projections[0] == "q" else self.project(x)[0]
-        _, k, v = self.project(key)
-        return q, k, v if value is key else self.project(value)[2]
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
         """Combine mask and bias into one mask, which is boolean unless it has a bias that `attend` can add."""
@@ -341,10 +319,3 @@ class Attention(nn.Module):
 
     def _repeat_groups(self, t: Tensor) -> Tensor:  # (B, kv_heads, N, D) → (B, heads, N, D)
         return repeat_groups(t, self.heads)
-
-
-def other_sequence(x: Tensor, context: Tensor | None, key_value: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return the tokens that x attends to in cross-attention; None in self-attention."""
-    if key_value is None or key_value[0].shape[1] == x.shape[1]:
-        return context
-    return key_value[0]

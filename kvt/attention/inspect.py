@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kvt.attention.base import Attention, other_sequence
+from kvt.attention.base import Attention
 
 
 class AttentionMap(NamedTuple):
@@ -33,9 +33,7 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
     @torch.no_grad()
     def record(layer: Attention, x: Tensor, context: Tensor | None = None, **options: Any) -> None:
-        given = {name: options.get(name) for name in ("cache", "key_value")}
-        within = other_sequence(x, context, given["key_value"]) is None
-        scores = layer.scores(x, **given) if layer.has_logits and within else None
+        scores = layer.scores(x, cache=options.get("cache")) if layer.has_logits and context is None else None
         maps.append(AttentionMap(layers[layer], layer.weights(x, context, **options), scores))
 
     def before(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

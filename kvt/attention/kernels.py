@@ -133,7 +133,7 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
     A query that may attend to no other token still attends to its own token.
     """
     others = allowed & ~own
-    return others | (allowed & ~others.any(-1, keepdim=True))  # ONNX Runtime has no `where` of booleans
+    return others | (allowed & ~others.any(-1, keepdim=True))
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -181,17 +181,16 @@ def dot_product_attention(
     mask, added = split_mask(mask)
     if added is not None:
         bias = added if bias is None else bias + added
-    # an exported graph must accept sequences of one token, for which `_earlier_tokens` has a different graph
-    if not attend_self and causal and mask is None and not torch.compiler.is_exporting():
+    if not attend_self and causal and mask is None:
         return _earlier_tokens(q, k, v, scale=scale, gain=gain, bias=bias, p=p)
     if not attend_self:
         mask, causal = without_self(num_queries, num_keys, mask, causal, q.device), False
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # sizes are tensors in torch.jit.trace
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # `product` reads shared keys once for all heads of a group; an exported graph cannot branch on the length
-    if _explicit or torch.compiler.is_exporting():
-        small = _explicit
+    # `product` reads shared keys once for all heads of a group
+    if _explicit:
+        small = True
     elif num_queries == 1 and on_cpu:  # the explicit map, used if gradients are enabled, has second derivatives
         small = torch.is_grad_enabled() or q.shape[0] * q.shape[1] * num_keys > ONE_QUERY
         if bias is not None and not small:
@@ -222,9 +221,6 @@ def dot_product_attention(
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
         k = torch.cat([k, F.pad(bias.to(q.dtype).mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
         output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
-    if allowed is not None and torch.compiler.is_exporting():
-        # torch returns zeros for a query that may attend to no key, ONNX Runtime the mean of all values
-        output = output.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     return output
 
 

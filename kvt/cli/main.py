@@ -31,7 +31,6 @@ COMMANDS = {  # maps a command to the import path of its function and to its lin
     "translate": ("kvt.cli.main:translate", "translates sentences with a trained model"),
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
     "runs": ("kvt.cli.runs:runs", "lists runs"),
-    "export": ("kvt.cli.main:export", "writes a trained model as safetensors, with a model card, and as ONNX"),
     "convert": ("kvt.cli.convert:convert", "replaces the attention of a trained model"),
     "bench": ("kvt.cli.bench:bench", "measures time, memory and FLOPs of each attention"),
     "study run": ("kvt.cli.study:study_run", "trains all runs of a grid"),
@@ -231,50 +230,6 @@ def maps(
     else:
         plots.save(plots.draw(layers, plots.titled(title, examined[0].caption)), path)
     tell(printable(path))
-
-
-def export(
-    *runs: str,
-    out: str,
-    onnx: bool = False,
-    push: str | None = None,
-    attn: str | None = None,
-    model: str | None = None,
-    data: str | None = None,
-) -> None:
-    """Write a trained model in the layout of the Hugging Face hub: model.safetensors, config.json and a model card.
-
-    kvt.load and every command with --ckpt_path accept the folder. The folder has no state of the optimiser, so training
-    cannot resume from it.
-
-    Args:
-        runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
-        out: folder of the export. Files of an earlier export are replaced. All other files are kept.
-        onnx: also write model.onnx, which accepts batches of any size. This needs the data of the run.
-        push: also upload the files to this repository of the Hugging Face hub, OWNER/NAME. A new repository is private.
-        attn: with --onnx, import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
-        model: with --onnx, import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
-        data: with --onnx, import path of your data class, such as my_task.MyData, if the checkpoint uses one.
-    """
-    with quick_imports():
-        from kvt.exchange.export import export as write
-        from kvt.exchange.export import export_onnx
-        from kvt.exchange.export import push as upload
-        from kvt.run.folder import run_of_checkpoint
-        from kvt.run.load_checkpoint import Checkpoint
-
-    if len(runs) != 1:
-        raise UserError("kvt export takes one run: pass its folder, or a checkpoint")
-    if push == "":
-        raise UserError("--push: expected the repository, OWNER/NAME; is a variable unset?")
-    checkpoint = Checkpoint(user_path(runs[0]), {"attn": attn, "model": model, "data": data}, flag="")
-    folder = user_path(out)
-    paths = write(checkpoint, run_of_checkpoint(checkpoint.path), folder)
-    paths += export_onnx(checkpoint, folder) if onnx else []
-    for path in paths:
-        tell(printable(path))
-    if push:
-        tell(upload(paths, push))
 
 
 def main() -> None:

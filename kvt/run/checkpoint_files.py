@@ -1,6 +1,5 @@
-"""Reads checkpoints and folders of exports as plain data: kvt imports, calls and parses nothing in a file."""
+"""Reads checkpoints and folders of `save_pretrained` as plain data: kvt imports and calls nothing in a file."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,19 +12,14 @@ from torch import Tensor
 from kvt.data.tensor_files import read_tensors
 from kvt.system.errors import UserError
 from kvt.system.files import regular
+from kvt.tasks.base import MODEL, SETTINGS
 
 HPARAMS = {"model": "hyper_parameters", "data": "datamodule_hyper_parameters"}
 """The keys under which Lightning saves the settings of task ("model") and data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files that `kvt export` writes: model.safetensors has the weights, config.json all other content."""
-DIGEST = "weights_sha256"
-"""The key in config.json of the SHA-256 of model.safetensors. Exports of older versions of kvt lack this key."""
-TIED = "tied"
-"""The key in config.json of tied weights, {"name that model.safetensors lacks": "name of the tensor that it has"}."""
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
-    """Return the plain data and tensors in a file, or in a folder that `kvt export` has written.
+    """Return the plain data and tensors in a file, or in a folder that `save_pretrained` has written.
 
     Raises:
         UserError: the path holds no checkpoint of a Lightning module. The message begins with `name`, or with the path
@@ -36,7 +30,7 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
     if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long
         raise UserError(f"{name}: no such file; the checkpoints of a run are in RUN/checkpoints/")
     try:
-        checkpoint: dict[str, Any] = _read_folder(Path(path), name) if is_folder else read_tensors(Path(path))
+        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
         for key in (HPARAMS["data"], "trainer"):
             checkpoint.setdefault(key, {})
         for key in ("state_dict", *HPARAMS.values(), "trainer"):
@@ -54,11 +48,8 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
     return checkpoint
 
 
-def _read_folder(path: Path, name: str) -> dict[str, Any]:
-    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    weights = regular(path / MODEL).read_bytes()
-    if settings.get(DIGEST, digest := hashlib.sha256(weights).hexdigest()) != digest:
-        raise UserError(f"{name}: {MODEL} does not match the SHA-256 in {SETTINGS}: export the model again")
-    stored = load_weights(weights)
-    tied = {name: stored[other] for name, other in settings.get(TIED, {}).items()}
-    return {**settings, "state_dict": stored | tied}
+def _read_folder(path: Path) -> dict[str, Any]:
+    settings = json.loads(regular(path / SETTINGS).read_text(encoding="utf-8"))
+    stored = load_weights(regular(path / MODEL).read_bytes())
+    tied = {name: stored[other] for name, other in settings["tied"].items()}
+    return {"epoch": 0, "global_step": 0, **settings, "state_dict": stored | tied}

@@ -33,10 +33,10 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file, or a folder of `kvt export`: its task, its data and their settings.
+    """A checkpoint file, or a folder of `save_pretrained`: its task, its data and their settings.
 
     Args:
-        path: path of the file or of the export's folder; a run's folder stands for its best checkpoint.
+        path: path of the file or the folder; a run's folder stands for its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
         flag: the flag with which the user passed the path, for messages; "" if there is no flag.
     """
@@ -201,7 +201,7 @@ class Checkpoint:
     def class_of(self, section: str) -> type[Any]:
         name, own = self.saved.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
-            raise self.error("does not name its task")
+            raise self.error(f"does not name the class of its {'task' if section == 'model' else 'data'}")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
             raise self.error(f"contains {name:.100}, not {own}: drop --{section}")
         if name not in known_classes() and name != own:
@@ -220,7 +220,8 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     classification task has `predict(inputs)`.
 
     Args:
-        checkpoint: path of a file that a run or a plain Lightning Trainer has saved, or of a folder of `kvt export`.
+        checkpoint: path of a file that a run or a plain Lightning Trainer has saved, or of a folder that
+            `save_pretrained` has written.
         attn: import path of your own attention class, if the checkpoint uses one: my_attention.NearKV. kvt imports only
             classes that you name.
         model: import path of your own task class, if the checkpoint uses one: my_task.MyTask.

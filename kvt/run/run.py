@@ -239,7 +239,8 @@ def test(run: Built) -> Path | None:
 def predict(run: Built) -> Path | None:
     """Write predictions of the run's checkpoint to a CSV, and return the path of the CSV.
 
-    The CSV is predictions.csv in the folder of a run or an export, else predictions-<stem>.csv beside the checkpoint.
+    The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
+    predictions-<stem>.csv beside the checkpoint.
     """
     place = Path(_measured(run, "predict").path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)

@@ -43,9 +43,8 @@ PLAIN = {
     r": (.+?) - \1(?=\. Got value|$)": r": \1",  # removes a repeated reason
 }
 """Patterns in jsonargparse's messages about classes, and their replacements."""
-EXTRAS = {name: name for name in ("datasets", "ray", "tokenizers")}
-EXTRAS |= {"huggingface_hub": "hub", "onnxscript": "onnx"}
-"""A dict that maps the name of a package to the extra of kvt that installs the package, as in "kvt[hub]"."""
+EXTRAS = ("datasets", "ray", "tokenizers")
+"""The names of packages that an extra of kvt with the same name installs, as in "kvt[ray]"."""
 NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
@@ -311,7 +310,7 @@ def user_error(error: BaseException) -> str | None:
         elif is_out_of_memory(cause):
             message = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
         elif isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
-            message = f'a package is missing: pip install "kvt[{EXTRAS[cause.name]}]"'
+            message = f'a package is missing: pip install "kvt[{cause.name}]"'
         elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
             message = f"a package is missing: {remedy[1]}"
         elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # raised by os.getcwd

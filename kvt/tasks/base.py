@@ -1,24 +1,31 @@
 """The base classes of all tasks."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvt.models.losses import Losses, Predictions, cross_entropy
 from kvt.system.errors import UserError, import_class, require_positive
+from kvt.system.files import user_path, write_atomically
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import Together, make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule
+
+MODEL, SETTINGS = "model.safetensors", "config.json"
+"""The files of `Task.save_pretrained`: the weights, and all other content."""
 
 
 class Task(L.LightningModule, ABC):
@@ -168,6 +175,42 @@ class Task(L.LightningModule, ABC):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model.safetensors and config.json, in the layout of the Hugging Face hub, into a folder.
+
+        config.json names the class of the task and its arguments, as a checkpoint does. model.safetensors has a tied
+        weight once; config.json has its other names.
+        """
+        weights: dict[str, Tensor] = {}
+        first: dict[int, str] = {}
+        tied: dict[str, str] = {}
+        for name, weight in self.state_dict(keep_vars=True).items():
+            if (earlier := first.setdefault(id(weight), name)) == name:
+                weights[name] = weight.detach().contiguous()
+            else:
+                tied[name] = earlier
+        content = {"model_class": class_name(type(self)), "hyper_parameters": dict(self.hparams), "tied": tied}
+        out = user_path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / MODEL, save(weights, {"format": "pt"}))
+        write_atomically(out / SETTINGS, json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, attn: str | None = None) -> Self:
+        """Return the task that `save_pretrained` has written into a folder, in eval mode.
+
+        Args:
+            folder: path of the folder.
+            attn: import path of your own attention class, if the task uses one: my_attention.NearKV.
+
+        Raises:
+            UserError: the folder holds no task of this class, or its attention is neither kvt's nor `attn`.
+        """
+        from kvt.run.load_checkpoint import Checkpoint  # checks what a file names; the only import of a room above
+
+        own = None if cls.__module__.startswith("kvt.") else class_name(cls)
+        return Checkpoint(user_path(folder), {"attn": attn, "model": own}, flag="").load_task(cls)
 
     def setup(self, stage: str) -> None:
         """Raise UserError if the `spec` of data and model differ in a key of `must_match`, such as the vocabulary."""

@@ -1,7 +1,7 @@
 """What a stranger's run, study and checkpoint call themselves is text to every command.
 
 Each command of kvt, of which none may be left out here, meets names that would clear a terminal, start a line of their
-own, run a program where they are copied to a shell, or be markup in a card.
+own, or run a program where they are copied to a shell.
 """
 
 import ast
@@ -19,7 +19,6 @@ from markdown import markdown
 
 import kvt
 from kvt.cli.main import COMMANDS, LIGHTNING, main
-from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.system.files import CONFIGS
 from kvt.system.quoting import Markdown, shell_word
@@ -40,7 +39,6 @@ WORDS = {
     "fit": ["--config", RUN / "config.yaml"],
     "runs": [LOGS],
     "convert": [BEST, "--attn", "kv", "--out", HOUSE],
-    "export": [BEST, "--out", HOUSE],
     "bench": ["--attn", NAME],
     "study run": [GRID, "--folder", STUDY, "--list"],
     "study report": [GRID, "--folder", STUDY, "--out", HOUSE],
@@ -106,25 +104,6 @@ def in_a_shell(line: str) -> list[str]:
     """Return the words of a line that a user copies into bash."""
     script = f"kvt() {{ printf '%s\\0' \"$@\"; }}\n{line if line.startswith('kvt') else f'kvt {line}'}"
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("\0")
-
-
-def test_a_card_has_no_markup_and_no_code_but_its_own(hostile, says):
-    says("export", BEST, "--out", HOUSE)
-    page = Path(HOUSE, "README.md").read_text()
-    assert all(char.isprintable() or char == "\n" for char in page)
-    _, head, text = page.split("---\n", 2)
-    assert len(yaml.safe_load(head)["tags"]) == 2
-    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    *_, load = ast.parse(block).body
-    call = load.value
-    words = [ast.literal_eval(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
-    assert words == [HOUSE, NAME, NAME]
-    html = markdown(text, extensions=["tables", "fenced_code"])
-    assert {*re.findall(r"<(\w+)", html)} <= {"h1", "p", "a", "code", "pre", *TABLE}
-    assert re.findall(r'href="([^"]*)"', html) == ["https://arxiv.org/abs/2305.19129"]
-    assert html.count("<h1>") == 1
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-    assert Checkpoint(HOUSE).saved["hyper_parameters"]["attn"] == NAME
 
 
 def test_a_table_of_translations_has_no_markup():

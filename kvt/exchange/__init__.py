@@ -1,1 +1,0 @@
-"""Converts models to other attentions; exports to safetensors, ONNX and the Hugging Face hub."""

@@ -1,0 +1,102 @@
+"""A task in a folder of the Hugging Face hub's layout: the same outputs, and no code that the folder names."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import kvt
+from kvt.system.errors import UserError
+from kvt.tasks import ImageTask, ListTask, Task
+from tests.helpers.small_tasks import LISTS, TASKS, small_batch, small_task
+
+
+@pytest.mark.parametrize("name", TASKS)
+@torch.no_grad()
+def test_it_comes_back_with_equal_outputs(in_tmp_dir, name):
+    task = small_task(name, attn="kv+pos").eval()
+    task.save_pretrained("house")
+    assert {path.name for path in Path("house").iterdir()} == {"model.safetensors", "config.json"}
+    for again in (TASKS[name].from_pretrained("house"), kvt.load("house")):
+        assert type(again) is type(task)
+        assert not again.training
+        assert dict(again.hparams) == dict(task.hparams)
+        inputs = task.inputs(small_batch(name))
+        assert torch.equal(again(*inputs), task(*inputs))
+    ties = len([*task.named_parameters(remove_duplicate=False)]) - len([*task.parameters()])
+    assert len([*again.named_parameters(remove_duplicate=False)]) - len([*again.parameters()]) == ties
+    with safe_open("house/model.safetensors", "pt") as file:
+        assert len([*file.keys()]) == len(task.state_dict()) - ties
+    assert ties == (name in ("LanguageModelTask", "NumberTask"))
+
+
+def test_another_class_is_refused(in_tmp_dir):
+    small_task("ListTask").save_pretrained("house")
+    assert Task.from_pretrained("house")
+    with pytest.raises(UserError, match="house: contains ListTask; this command needs ImageTask"):
+        ImageTask.from_pretrained("house")
+
+
+OWN = """
+from pathlib import Path
+from kvt.attention import KV
+from kvt.tasks import ListTask
+
+Path("imported").touch()
+
+
+class NearKV(KV):
+    pass
+
+
+class Mine(ListTask):
+    pass
+"""
+
+
+@pytest.fixture
+def my_own(in_tmp_dir, monkeypatch):
+    """A module of the user's that writes a file when it is imported."""
+    (in_tmp_dir / "my_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(in_tmp_dir))
+    yield
+    sys.modules.pop("my_own", None)
+
+
+def test_an_attention_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
+    small_task("ListTask", attn="kv").save_pretrained("house")
+    config = json.loads(Path("house/config.json").read_text())
+    config["hyper_parameters"]["attn"] = "my_own.NearKV"
+    Path("house/config.json").write_text(json.dumps(config))
+    for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
+        with pytest.raises(UserError, match=r"uses my_own\.NearKV, which is not part of kvt"):
+            load("house")
+    assert not Path("imported").exists()
+    assert ListTask.from_pretrained("house", attn="my_own.NearKV").attn == "my_own.NearKV"
+    assert Path("imported").exists()
+
+
+def test_a_class_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
+    small_task("ListTask").save_pretrained("house")
+    config = json.loads(Path("house/config.json").read_text())
+    Path("house/config.json").write_text(json.dumps(config | {"model_class": "my_own.Mine"}))
+    for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
+        with pytest.raises(UserError, match=r"uses my_own\.Mine, which is not part of kvt"):
+            load("house")
+    assert not Path("imported").exists()
+    assert type(kvt.load("house", model="my_own.Mine")).__name__ == "Mine"
+    mine = sys.modules["my_own"].Mine
+    mine(LISTS, "kv", dim=8, heads=2).save_pretrained("own")
+    assert type(mine.from_pretrained("own")) is mine
+
+
+@pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
+def test_a_damaged_folder_is_refused_in_one_line(in_tmp_dir, spoil):
+    small_task("ListTask").save_pretrained("house")
+    path = Path("house", spoil)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="house: not a kvt checkpoint, or a damaged one"):
+        kvt.load("house")
