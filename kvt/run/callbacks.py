@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from kvt.run.lightning_internals import (
     OutsideSteps,
-    copy_constants_into_averages,
     end_of_validation_after_training,
     stop_after_this_batch,
     validate_after_training,
@@ -32,9 +31,6 @@ class EndRun(OutsideSteps, Callback):
     at once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run
     may still be saving the checkpoint that an earlier signal has requested. If a run has several processes, all of them
     stop after the same step: the processes exchange signals at every log and after every validation.
-
-    The callback comes before Lightning's `WeightAveraging`, which validates, saves and returns averaged weights. So the
-    callback copies the constants of a model into the averages first.
     """
 
     state_key = "FinalValidation"  # the key of this callback in checkpoints
@@ -64,7 +60,6 @@ class EndRun(OutsideSteps, Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Prevent a stop during validation, in which processes may have different numbers of batches."""
-        copy_constants_into_averages(trainer)
         self._validates = True
         stop_after_this_batch(trainer, False)
 
@@ -77,7 +72,6 @@ class EndRun(OutsideSteps, Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._validate(trainer)
-        copy_constants_into_averages(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._restore()
@@ -91,9 +85,6 @@ class EndRun(OutsideSteps, Callback):
             self._validate(trainer)
         if not self.signal:
             self._restore()
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        copy_constants_into_averages(trainer)
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}

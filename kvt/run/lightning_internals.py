@@ -3,16 +3,13 @@
 `Task.__setattr__` is the only such code elsewhere.
 
 Lightning has no public way to stop between two steps with loops in a resumable state, to validate after the last step,
-to step each schedule in a resumed epoch, to forbid Lightning's own choice of a checkpoint, or to access the average of
-a `WeightAveraging` callback.
+to step each schedule in a resumed epoch, or to forbid Lightning's own choice of a checkpoint.
 """
 
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.callbacks import WeightAveraging
 
 
 class OutsideSteps:
@@ -72,20 +69,3 @@ def validate_after_training(trainer: L.Trainer) -> None:
 def end_of_validation_after_training(trainer: L.Trainer) -> None:
     """Restore the step that `validate_after_training` has changed, before checkpoints are written."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
-
-
-@torch.no_grad()
-def copy_constants_into_averages(trainer: L.Trainer) -> None:
-    """Copy a model's constants into the averages of its weights.
-
-    Constants are buffers of integers, and buffers that checkpoints leave out. Lightning averages all buffers, which
-    rounds floats, even equal floats, and truncates integers.
-    """
-    model = trainer.lightning_module
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if not (isinstance(callback, WeightAveraging) and callback._average_model):
-            continue
-        average, saved = callback._average_model.module, model.state_dict().keys()
-        for (name, buffer), averaged in zip(model.named_buffers(), average.buffers(), strict=True):
-            if name not in saved or not buffer.is_floating_point():
-                averaged.copy_(buffer)

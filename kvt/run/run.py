@@ -177,7 +177,6 @@ def fit(
     require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     if not quiet:
         _advise_on_precision(trainer)
-        _warn_of_average(trainer, goes_on)
     # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
     # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
@@ -316,13 +315,6 @@ def _advise_on_precision(trainer: L.Trainer) -> None:
     if on_cpu and trainer.precision.startswith("bf16") and (times := bfloat16_slowdown()) > 1.5:
         emulates = f"this processor has no instructions for bfloat16 and multiplies it {times:.0f} times more slowly"
         say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
-
-
-def _warn_of_average(trainer: L.Trainer, start: Checkpoint | None) -> None:
-    averages = any(isinstance(callback, theirs.WeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    if start and "averaging_state" in start.saved and not averages:
-        what = "training goes on from averaged weights, with the optimiser's state of the trained weights"
-        say(f"{start.path}: {what}: to go on from the trained weights, add --trainer.callbacks+=EMAWeightAveraging")
 
 
 def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:

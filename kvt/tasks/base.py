@@ -21,7 +21,7 @@ from kvt.models.losses import Losses, Predictions, cross_entropy
 from kvt.system.errors import UserError, import_class, require_positive
 from kvt.system.files import user_path, write_atomically
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
-from kvt.tasks.optimizers import Together, make_optimizer
+from kvt.tasks.optimizers import make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule
 
 MODEL, SETTINGS = "model.safetensors", "config.json"
@@ -64,7 +64,6 @@ class Task(L.LightningModule, ABC):
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
         self.logged_step = 0  # the training step at which training metrics were last logged
         self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
-        self.optimizer_mode = "eval"  # or "train", for optimisers with modes, such as schedule-free optimisers
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
@@ -240,20 +239,18 @@ class Task(L.LightningModule, ABC):
         return self.global_step != self.logged_step and self.global_step % interval == 0
 
     def on_train_start(self) -> None:
-        self.optimizer_mode = "eval"  # new optimisers are not yet in mode train
         self.check_causality()
         trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
         if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
             raise self._error("configure_optimizers must return an optimiser of the task's weights")
         made = self.trainer.optimizers[0]
-        made = made.parts[0] if isinstance(made, Together) else made
         if (asked := self.optimizer_config) and not isinstance(made, resolve_name(asked["class_path"])):
             remedy = "call make_optimizer in its configure_optimizers, or drop the flag"
             raise UserError(f"--optimizer: {type(self).__name__} makes its own optimiser: {remedy}")
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self.optimizer_mode != "train":
-            self._switch_optimizers("train")
+        for one in self.trainer.optimizers:
+            if hasattr(one, "train") and hasattr(one, "eval"):
+                modes = "kvt does not switch its weights from train() to eval()"
+                raise UserError(f"--optimizer {type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of a batch, scaled so that a training step uses the mean gradient of its batches.
@@ -265,11 +262,7 @@ class Task(L.LightningModule, ABC):
             loss = loss * (usual / rest)
         super().backward(loss, *args, **kwargs)
 
-    def on_train_end(self) -> None:
-        self._switch_optimizers("eval")
-
     def on_validation_start(self) -> None:
-        self._switch_optimizers("eval")
         self.check_causality()  # some models use later tokens only after some training
         self._log_metrics("train")  # now, so that the next checkpoint contains all metrics so far
 
@@ -288,25 +281,11 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the names of the task's class and of the data's class to the checkpoint, for `kvt.load`.
-
-        If an optimiser has modes and is in mode train, the checkpoint gets the weights of mode eval, and the weights of
-        mode train as "training_weights". To switch the mode and back may change the last bits of weights.
-        """
-        if self.optimizer_mode == "train" and self._optimizers_with_modes() and "averaging_state" not in checkpoint:
-            weights = _copies(checkpoint["state_dict"])
-            self._switch_optimizers("eval")
-            checkpoint |= {"state_dict": _copies(checkpoint["state_dict"]), "training_weights": weights}
-            self._switch_optimizers("train")
-            self.load_state_dict(weights)
+        """Add the names of the task's class and of the data's class to the checkpoint, for `kvt.load`."""
         checkpoint["model_class"] = class_name(type(self))
         checkpoint["optimizer"] = self.optimizer_config
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             checkpoint["data_class"] = class_name(type(data))
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weights of the optimiser's mode train, if they are stored separately."""
-        checkpoint["state_dict"] |= checkpoint.get("training_weights", {})
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, and pass it to callbacks that have a method `on_record`.
@@ -338,15 +317,6 @@ class Task(L.LightningModule, ABC):
         for metric in self.metrics:
             if (name := f"{stage}/{metric.name}") in self.means:
                 yield metric, self.means[name]
-
-    def _optimizers_with_modes(self) -> list[Any]:
-        return [one for one in self.trainer.optimizers if hasattr(one, "train") and hasattr(one, "eval")]
-
-    def _switch_optimizers(self, mode: str) -> None:
-        """Call `train` or `eval` of optimisers with modes. Schedule-free optimisers then replace the weights."""
-        self.optimizer_mode = mode
-        for optimizer in self._optimizers_with_modes():
-            getattr(optimizer, mode)()
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
@@ -380,10 +350,6 @@ class Task(L.LightningModule, ABC):
             for name, number in numbers.items():
                 self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
             mean.reset()
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def is_measured(value: Any) -> bool:

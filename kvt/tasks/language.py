@@ -672,8 +672,8 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
         model = CausalLM(make_attention, embedding, **settings)
         model.encoder.recomputes = recompute
         gpt2(model)
-        sizes_of_pieces = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
-        self.register_buffer("piece_sizes", sizes_of_pieces, persistent=False)
+        # no buffer, because Lightning's EMAWeightAveraging would truncate averaged integers
+        self.piece_sizes = torch.tensor([len(piece) for piece in self.vocabulary.pieces])
         return model
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
@@ -682,6 +682,7 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
             return computed
         # only in eval mode, because the CPU waits for the GPU here
         nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
-        total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.get_buffer("piece_sizes")[targets[real]].sum()
+        total, sizes = nll[real].sum(dtype=ACCUM_DTYPE), self.piece_sizes.to(targets.device)
+        text = sizes[targets[real]].sum()
         padding = {"padding": (served - reals, served)}
         return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding

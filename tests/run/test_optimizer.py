@@ -1,28 +1,21 @@
 """Another optimiser than Adam, by the path of its class."""
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
-from kvt.models.blocks import Stack
 from kvt.run.config import RunConfig
 from kvt.study.grid import TaskFile
 from kvt.system.console import run
 from kvt.system.files import CONFIGS
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
-from kvt.tasks.optimizers import Together
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
 from tests.helpers.in_line import InLine
-from tests.helpers.runs import checkpoint, equal, read_history, read_result, weights
-from tests.helpers.small_tasks import TASKS, small_task
-from tests.run.test_one_run import killed_and_whole
-from tests.run.test_overfit import small
+from tests.helpers.runs import equal, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
 OWN_TASK = """
@@ -32,6 +25,13 @@ from kvt.tasks import ListTask
 class Settled(ListTask):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
+
+class Modes(torch.optim.SGD):
+    train = eval = lambda self: None
+
+class OwnModes(ListTask):
+    def configure_optimizers(self):
+        return Modes(self.parameters())
 """
 
 
@@ -71,58 +71,6 @@ def test_a_choice_of_implementation_replaces_the_fused_one(in_tmp_dir):
         assert make_optimizer(task).defaults["fused"] is fused
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_muon_has_the_matrices_in_blocks_and_adam_all_else(name):
-    task = small_task(name, attn="qkv")
-    task.optimizer_config = {"class_path": "torch.optim.Muon", "init_args": {"weight_decay": 0.0}}
-    muon, adam = make_optimizer(task).param_groups
-    stacks = [module for module in task.modules() if isinstance(module, Stack)]
-    layers = [layer for stack in stacks for layer in stack.modules() if isinstance(layer, nn.Linear)]
-    assert {id(layer.weight) for layer in layers} == {*map(id, muon["params"])}
-    assert len(muon["params"]) + len(adam["params"]) == len([*task.parameters()])
-
-
-def test_two_optimisers_together_do_what_each_does_alone():
-    """Through a schedule of all groups, and through saving and loading."""
-    ours, theirs = ([nn.Parameter(torch.full((2, 2), value)) for value in (1.0, 2.0)] for _ in range(2))
-    parts = [torch.optim.SGD(theirs[:1], lr=0.1, momentum=0.9), torch.optim.Adam(theirs[1:], lr=0.1)]
-
-    def together():
-        return Together(torch.optim.SGD(ours[:1], lr=0.1, momentum=0.9), torch.optim.Adam(ours[1:], lr=0.1))
-
-    def gradients(weights):
-        for weight in weights:
-            weight.grad = weight.detach() ** 2
-
-    one = together()
-    for step in range(6):
-        for optimizer in (one, *parts):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 / (1 + step)
-        gradients(theirs)
-        for part in parts:
-            part.step()
-        one.zero_grad()
-        one.step(lambda: gradients(ours))
-        saved = copy.deepcopy(one.state_dict())
-        one = together()
-        one.load_state_dict(saved)
-    assert equal(dict(enumerate(ours)), dict(enumerate(theirs)))
-
-
-def test_muon_trains_is_clipped_scheduled_noted_and_resumed(in_tmp_dir):
-    settings = {"optimizer": {"class_path": "torch.optim.Muon", "init_args": {}}, "schedule": "one_cycle", "warmup": 0}
-    config = small("reverse", **settings, gradient_clip_val=0.1, log_every_n_steps=1)
-    killed, whole = killed_and_whole(config, in_tmp_dir)
-    assert read_history(killed) == read_history(whole)
-    assert all(equal(weights(killed, name), weights(whole, name)) for name in ("best", "last"))
-    assert "torch.optim.Muon trains model.encoder.*.attention" in read_result(killed)["notes"]["optimizer"]
-    rates = [float(row["train/lr"]) for row in read_history(whole) if row["train/lr"]]
-    saved = [group["lr"] for group in checkpoint(whole, "last")["optimizer_states"][0]["param_groups"]]
-    assert max(rates) > 2 * rates[-1]
-    assert saved[0] == saved[1]
-
-
 def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     whole = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2")
     folder = whole["path"].parent
@@ -154,7 +102,10 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch):
     assert "--optimizer: Problem with given class_path 'no.Such'" in mistake(fit, "--optimizer", "no.Such")
     told = mistake(fit, "--callbacks+=EMAWeightAveragin")
     assert told.count("no class EMAWeightAveragin: check the name") == 1
+    assert "torch.optim.Muon: Muon only supports 2D" in mistake(fit, "--optimizer", "torch.optim.Muon")
     assert "Settled makes its own" in mistake(fit, "--model", "settled_rate.Settled", "--optimizer", "SGD")
+    for flags in (["--optimizer", "settled_rate.Modes"], ["--model", "settled_rate.OwnModes"]):
+        assert "--optimizer Modes: kvt does not switch" in mistake(fit, *flags)
 
 
 def test_a_study_varies_it():
