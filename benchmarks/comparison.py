@@ -6,8 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from kvt.bench.measure import Samples, quartiles, timed
-from kvt.bench.table import machine, spread
+from kvt.bench import Samples, machine, quartiles, spread, timed
 from kvt.system.hardware import end_search_for_gpus, keep_memory, tune_products
 
 Result = TypeVar("Result")

@@ -25,8 +25,7 @@ from peers import Write, gpt2, x_transformers_writer
 from torch import Tensor
 
 from kvt.attention import KV, QKV
-from kvt.bench.measure import timed
-from kvt.bench.table import number
+from kvt.bench import number, timed
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
 from kvt.system.quoting import markdown_table
@@ -60,7 +59,7 @@ class PaperKV(KV):
 PAPER = {
     "qkv": f"{__name__}.PaperQKV",
     "kv": f"{__name__}.PaperKV",
-    "kv+pos": "kvt.bench.literal.LiteralKVPos",
+    "kv+pos": "kvt.attention.literal.LiteralKVPos",
 }
 
 

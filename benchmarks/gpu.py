@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention import ATTENTION, AttentionFactory
-from kvt.bench.measure import timed
-from kvt.bench.table import machine, number
+from kvt.bench import machine, number, timed
 from kvt.system.hardware import tune
 from kvt.system.quoting import markdown_table
 from kvt.tasks import CharacterTask, ImageTask, ListTask

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from comparison import begin, flags, milliseconds, times
 from torch import Tensor, nn
 
-from kvt.bench.measure import peak_bytes
-from kvt.bench.table import number
+from kvt.bench import number, peak_bytes
 from kvt.data.tokens import Bytes
 from kvt.models.losses import Predictions, cross_entropy
 from kvt.system.quoting import markdown_table

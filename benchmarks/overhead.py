@@ -17,8 +17,7 @@ import lightning as L
 import torch
 from comparison import milliseconds
 
-from kvt.bench.measure import quartiles
-from kvt.bench.table import spread
+from kvt.bench import quartiles, spread
 from kvt.run.config import RunConfig
 from kvt.run.run import train
 from kvt.system.quoting import markdown_table

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvt.attention.literal import map_logits, map_sinusoid
 from kvt.attention.positions import sinusoid
-from kvt.bench.literal import map_logits, map_sinusoid
 
 
 class PaperQKV(nn.Module):

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
-from kvt.bench.measure import timed
-from kvt.bench.table import number
+from kvt.bench import number, timed
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches
 from kvt.system.quoting import markdown_table

@@ -25,7 +25,7 @@ from peers import torch_encoder, vit_pytorch, x_transformers_encoder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from kvt.bench.measure import Samples, timed
+from kvt.bench import Samples, timed
 from kvt.data.loader import Batches
 from kvt.system.hardware import bfloat16_slowdown
 from kvt.system.quoting import markdown_table

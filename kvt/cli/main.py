@@ -32,7 +32,7 @@ COMMANDS = {  # maps a command to the import path of its function and to its lin
     "maps": ("kvt.cli.main:maps", "draws attention maps of a trained model"),
     "runs": ("kvt.cli.runs:runs", "lists runs"),
     "convert": ("kvt.cli.convert:convert", "replaces the attention of a trained model"),
-    "bench": ("kvt.cli.bench:bench", "measures time, memory and FLOPs of each attention"),
+    "bench": ("kvt.bench:bench", "measures time, memory and FLOPs of each attention"),
     "study run": ("kvt.cli.study:study_run", "trains all runs of a grid"),
     "study report": ("kvt.cli.study:study_report", "writes the report of a grid"),
     "study record": ("kvt.cli.study:study_record", "collects the results of a grid, from any machines, in a record"),

@@ -174,7 +174,7 @@ def reproduce(
         tell(f"{TABLE1} has no runs: kvt bench measures it in minutes")
     elif TABLE1 in chosen:
         with quick_imports():
-            from kvt.cli.bench import bench
+            from kvt.bench import bench
 
         (root / "reports").mkdir(parents=True, exist_ok=True)
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}

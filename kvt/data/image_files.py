@@ -40,7 +40,6 @@ class Listing(NamedTuple):
     classes: list[str]
     splits: dict[str, list[ImageFile]]
     files: list[str]  # files that contain the images; the key of the cache depends on their sizes and times
-    chosen: str = ""  # chosen columns of a data set; the key of the cache depends on them
     left_out: str | None = None  # description of the files and folders of `root` that are in no split
 
 

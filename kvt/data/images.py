@@ -82,9 +82,9 @@ class DecodedSource:
     def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
         if image_size is not None:
             require_positive(image_size=image_size)
-        self.root, self.classes, self._files, files, chosen, self.left_out = found
+        self.root, self.classes, self._files, files, self.left_out = found
         self.image_size, self.name, self.has_classes = image_size, os.path.basename(self.root), bool(self.classes)
-        digest = hashlib.sha256(f"upright, over white, 16 bits {image_size} {chosen}".encode())
+        digest = hashlib.sha256(f"upright, over white, 16 bits {image_size} ".encode())
         for path in files:
             require_file(path, "replace or remove it")
             digest.update(os.fsencode(path) + f"\0{state_of(path)}\n".encode())

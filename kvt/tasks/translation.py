@@ -193,8 +193,6 @@ class SentencePairs(TaskData):
         """A dict that maps each split to (names of its source and target file, for messages; its sentence pairs)."""
         if self.root and is_hub(self.root):
             found = hub.read_pairs(str(self.root), *self.languages)
-            if missing := [split for split in SPLITS if split not in found]:
-                raise UserError(f"{self.root} has no split {missing[0]}: choose another data set")
             names = {split: [f"{self.root} {split}.{language}" for language in self.languages] for split in SPLITS}
             return {split: (names[split], [(a.strip(), b.strip()) for a, b in found[split]]) for split in SPLITS}
         files = {split: [self._file(split, language) for language in self.languages] for split in SPLITS}

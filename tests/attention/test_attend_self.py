@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KV, QKV, SCORES, KVCache, MultiheadAttention
-from kvt.bench.measure import allocations
+from kvt.bench import allocations
 from kvt.system.errors import UserError
 from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, Case, cases, kinds_of_mask
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from kvt.attention import MLA, AttentionFactory, KVCache
 from kvt.attention.kernels import masked_softmax
-from kvt.bench.measure import cache_bytes_per_token
+from kvt.bench import cache_bytes_per_token
 from kvt.system.errors import UserError
 from tests.attention.test_rotary import complex_rotation
 from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask

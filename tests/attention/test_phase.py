@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KVPhase, make_attention
-from kvt.bench.measure import cache_bytes_per_token, count_flops
+from kvt.bench import cache_bytes_per_token, count_flops
 from kvt.system.errors import UserError
 from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask
 

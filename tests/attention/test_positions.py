@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from positional_encodings.torch_encodings import PositionalEncoding2D
 from torch.testing import assert_close
 
+from kvt.attention.literal import map_sinusoid
 from kvt.attention.positions import map_sinusoids, sinusoid
-from kvt.bench.literal import map_sinusoid
 from kvt.system.errors import UserError
 
 channels = st.one_of(st.sampled_from([10, 20, 50]), st.integers(3, 70))

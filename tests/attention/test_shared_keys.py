@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory
-from kvt.bench.measure import cache_bytes_per_token
+from kvt.bench import cache_bytes_per_token
 from tests.attention.test_rotary import complex_rotation
 from tests.helpers.layers import SMALL, cases
 

@@ -1,8 +1,8 @@
 import pytest
 
-from kvt.bench import measure
+from kvt import bench
 
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-5)
+    monkeypatch.setattr(bench, "SAMPLE_SECONDS", 1e-5)

@@ -85,7 +85,7 @@ def test_bench_needs_no_lightning():
     ended, modules = start(KVT, "bench", "--help")
     assert ended.returncode == 0
     assert "kv+pos" in ended.stdout
-    assert not modules & {"lightning", "torchmetrics", "torchvision", "pandas", "scipy"}
+    assert not modules & {"lightning", "torchmetrics", "torchvision", "scipy"}
 
 
 @pytest.mark.slow

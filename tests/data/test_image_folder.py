@@ -1,6 +1,7 @@
 """Folders of images: the pixels that PIL reads, in the order of torchvision, or one line that names the culprit."""
 
 import os
+import re
 import shutil
 import struct
 import time
@@ -8,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +18,7 @@ from torchvision import datasets
 from kvt.data.image_files import list_folder
 from kvt.data.images import DecodedSource
 from kvt.tasks import Images
+from tests.conftest import REPOSITORY, SMALL_IMAGES, write_images
 from tests.data.helpers import fork, run_twice_at_once, user_error
 from tests.helpers.spoiling import clear, cut
 
@@ -431,3 +434,16 @@ def test_of_two_processes_one_decodes(pets, monkeypatch):
     run_twice_at_once(work)
     assert calls.value == 1
     assert loaded.value == 12
+
+
+def test_predictions_are_read_as_the_guide_says_whatever_the_classes_are_called(experiment, kvt):
+    """pandas would make NA a missing value, and 01 a number."""
+    write_images(Path("pets"), classes=2, size=28, mode="L")
+    for split in ("train", "test"):
+        for number, name in enumerate(("01", "NA")):
+            Path(f"pets/{split}/class{number}").rename(f"pets/{split}/{name}")
+    folder = experiment("mnist", *SMALL_IMAGES, "--root", "pets")["path"].parent
+    kvt("predict", "--ckpt_path", str(folder / "checkpoints/best.ckpt"), "--root", "pets")
+    (path,) = folder.rglob("predictions.csv")
+    (call,) = re.findall(r"`(pandas\.read_csv\(.*?\))`", (REPOSITORY / "docs/guides/images.md").read_text())
+    assert {*eval(call, {"pandas": pandas, "path": path})["target"]} == {"01", "NA"}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kvt.attention import ATTENTION, AttentionFactory, KPos, QKVPos
 from kvt.attention.latent import PRODUCTS
-from kvt.bench.literal import LiteralKVPos, LiteralMap  # noqa: F401 (named in POSITIONED)
+from kvt.attention.literal import LiteralKVPos, LiteralMap  # noqa: F401 (named in POSITIONED)
 
 MAX_LEN = 12
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.bench.measure import peak_bytes
+from kvt.bench import peak_bytes
 from kvt.data.tokens import IGNORE
 from kvt.models.losses import CHUNK, LARGE, Predictions, cross_entropy, linear_cross_entropy
 
