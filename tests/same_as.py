@@ -117,7 +117,7 @@ def write_data(folder: Path) -> None:
     write_images(folder / "images", classes=3, size=28, mode="L")
     write_features(folder / "features.pt", classes=12, width=8, train=40)
     (folder / "text.txt").write_text("To be, or not to be: that is the question.\n" * 40)
-    write_sentences(folder / "pairs", {"train": 80, "val": 20, "test_2016_flickr": 20})
+    write_sentences(folder / "pairs", {"train": 80, "val": 20, "test": 20})
 
 
 def older(commit: str, folder: Path) -> Side:
@@ -146,7 +146,7 @@ def runs(*sides: Side) -> Iterator[str]:
 
     def result(folder: Path) -> dict[str, Any]:
         if not (found := [*folder.rglob("result.json")]):
-            return {"errors": (folder / "errors").read_text()}
+            return {"failed": f"{folder}: {(folder / 'errors').read_text()}"}
         metrics = json.loads(found[0].read_text())
         (best,) = folder.rglob("best.ckpt")
         tensors = torch.load(best, weights_only=True, map_location="cpu")["state_dict"]
@@ -224,11 +224,13 @@ def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each key of two dictionaries of dictionaries whose values differ, or that only one has."""
+    both = [name for name in old if name in new]
     for word, here, there in (("the commit", old, new), ("the checkout", new, old)):
-        for key in dict.fromkeys(key for values in here.values() for key in values):
-            if names := [name for name in here if key in here[name] and key not in there.get(name, {})]:
+        yield from (f"{name}: only in {word}" for name in here if name not in there)
+        for key in dict.fromkeys(key for name in both for key in here[name]):
+            if names := [name for name in both if key in here[name] and key not in there[name]]:
                 yield f"{key}: only in {word}, in {len(names)}: {', '.join(names)}"
-    for name in [name for name in old if name in new]:
+    for name in both:
         for key in [key for key in old[name] if key in new[name]]:
             a, b = old[name][key], new[name][key]
             tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
