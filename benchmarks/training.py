@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from kvt.bench import Samples, timed
 from kvt.data.loader import Batches
-from kvt.system.hardware import bfloat16_slowdown
 from kvt.system.quoting import markdown_table
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup
@@ -172,7 +171,7 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
     batch = torch.randn(BATCH, CHANNELS, size.side, size.side), torch.randint(CLASSES, (BATCH,))
     steps: dict[tuple[str, str], Step] = {}
     precisions: dict[str, Precision] = {"float32": nullcontext}
-    if device != "cpu" or bfloat16_slowdown() < 1:
+    if device != "cpu" or torch.cpu._is_avx512_bf16_supported():
         precisions["bf16"] = partial(torch.autocast, device, torch.bfloat16)
     for precision, context in precisions.items():
         step = partial(training_step, batches=repeat(batch), device=device, precision=context)

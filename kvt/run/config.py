@@ -36,7 +36,7 @@ class RunConfig:
         trainer: settings of the Lightning Trainer; a missing setting has its default.
         seed_everything: the seed of the split, the initialisation, the order of batches and all randomness of training.
         compile: whether torch compiles the model.
-        threads: number of CPU threads; None: kvt measures the fastest number when the run starts.
+        threads: number of CPU threads; None: one for a model with less than a million parameters, else torch's number.
         optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None: Adam.
         ckpt_path: the checkpoint from which training continues; None: training begins with new weights.
     """

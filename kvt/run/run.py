@@ -41,7 +41,7 @@ from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
-from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
+from kvt.system.hardware import tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 
@@ -175,8 +175,6 @@ def fit(
     of_task = run.task.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
     require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
-    if not quiet:
-        _advise_on_precision(trainer)
     # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
     # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
@@ -186,6 +184,7 @@ def fit(
         share_errors()
     threads = torch.get_num_threads()
     try:
+        use_threads(run.config.threads, run.task.num_parameters)
         # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
         trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
         _require_trained(trainer, recorder, resume, goes_on)
@@ -310,13 +309,6 @@ def make_trainer(
     return trainer
 
 
-def _advise_on_precision(trainer: L.Trainer) -> None:
-    on_cpu = trainer.strategy.root_device.type == "cpu"
-    if on_cpu and trainer.precision.startswith("bf16") and (times := bfloat16_slowdown()) > 1.5:
-        emulates = f"this processor has no instructions for bfloat16 and multiplies it {times:.0f} times more slowly"
-        say(f"--precision {trainer.precision}: {emulates} than float32: drop the flag")
-
-
 def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:
     settings = run.config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
@@ -417,8 +409,7 @@ def _measured(run: Built, command: str) -> Checkpoint:
 def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
     """Read the data, load the weights of the run's checkpoint into the task, and return checkpoint and Trainer."""
     checkpoint = _measured(run, stage)
-    if run.config.threads is not None:
-        use_threads(run.config.threads)
+    use_threads(run.config.threads, run.task.num_parameters)
     trainer = make_trainer(run.config, logger=False, **settings)
     require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
     run.data.trained_on = checkpoint.trained_on

@@ -69,9 +69,8 @@ ACCUMULATE_HELP = """The gradient is the mean over batches. If batches differ in
 translation, this mean differs from the gradient of one large batch"""
 COMPILE_HELP = """whether to compile the model with torch.compile: training starts about a minute later, and each step
 launches fewer kernels; on a GPU it uses CUDA graphs. Not available for translation"""
-THREADS_HELP = """number of CPU threads, at most the number of cores. Default: one, unless a measurement when training
-starts shows that more threads are clearly faster. A resumed run keeps its number of threads, because the number affects
-the last digits of results"""
+THREADS_HELP = """number of CPU threads, at most the number of cores. Default: one for a model with less than a million
+parameters, else torch's number. The number affects the last digits of results"""
 
 
 class SettingsParser(OneLineParser, LightningArgumentParser):

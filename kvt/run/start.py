@@ -1,13 +1,10 @@
-"""`StartRun`, the callback that creates and locks a run's folder, makes its loggers and sets the CPU threads."""
+"""`StartRun`, the callback that creates and locks a run's folder and makes its loggers."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
-from statistics import median_high
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from lightning import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
@@ -17,18 +14,13 @@ from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.loggers import hyperparameters, make_loggers
 from kvt.system.console import say
 from kvt.system.errors import UserError
-from kvt.system.hardware import fastest_threads, use_threads
 from kvt.system.quoting import printable
 
 
 class StartRun(OutsideSteps, Callback):
-    """A callback that creates a run's folder and loggers once all processes have started, and sets the CPU threads.
+    """A callback that creates a run's folder and loggers once all processes have started.
 
     Until all processes have started, Ctrl-C ends them at once, and the run leaves no file.
-
-    A single process on a CPU uses `--threads`. Without this flag, it uses the number of threads that is fastest when
-    training starts. A resumed run keeps its number of threads. The number affects the last bit of sums, so result.json
-    records it. On a GPU, and with several processes, which share the cores, torch sets the number of threads.
 
     Args:
         path: path of the run's folder; if `is_new`, path of the parent of the new folder.
@@ -41,14 +33,10 @@ class StartRun(OutsideSteps, Callback):
         folder: the run's folder in the first process; None in other processes, and under --fast_dev_run.
     """
 
-    TOKENS = 1024  # number of tokens in a timed call; a batch of a list task has 2,048 tokens
-    state_key = "Threads"  # the key of this callback in checkpoints
-
     def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
         self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
         self.folder: RunFolder | None = None
         self.loggers: list[Logger] = []
-        self.threads = config.threads
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
@@ -65,31 +53,11 @@ class StartRun(OutsideSteps, Callback):
         if not self.quiet:
             say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.threads is None and trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
-            self.threads = fastest_threads(self._trial(pl_module))
-        if self.threads is not None:
-            use_threads(self.threads)
-
-    def _trial(self, task: Any) -> Any:
-        """Return the function to time: a linear layer of the model's median size, then GELU, on zeros."""
-        sizes = [weight.shape for weight in task.parameters() if weight.ndim == 2]
-        weight = torch.zeros(median_high(sorted(sizes, key=lambda size: size.numel())) if sizes else (64, 64))
-        tokens = torch.zeros(self.TOKENS, weight.shape[1])
-        return lambda: F.gelu(F.linear(tokens, weight))
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Log the hyperparameters, except to TensorBoard, which gets them with the scores at the end of the run."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"threads": torch.get_num_threads()}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        if self.purge_step is not None:
-            self.threads = state_dict["threads"]
 
     def release(self) -> None:
         """Unlock the folder."""

@@ -4,12 +4,9 @@ import ctypes
 import os
 import platform
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
-from timeit import repeat
 from typing import Any
 
 import torch
@@ -19,8 +16,7 @@ from kvt.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
 FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
-CLEARLY = 1.2  # the number of threads is doubled if this makes the work at least this many times as fast
-TRIAL_SECONDS = 0.2
+SMALL = 1_000_000  # number of parameters below which a model is trained with one thread
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 
 
@@ -63,54 +59,22 @@ def _matmul_error() -> float:
     return max(errors)
 
 
-def bfloat16_slowdown() -> float:
-    """Return the time of a bfloat16 matrix product divided by the time of a float32 product, measured on this CPU.
-
-    The ratio is about 0.5 on CPUs with bfloat16 instructions, 3 with emulation by AVX-512, and 40 with emulation by
-    AVX2.
-    """
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(256, 256, dtype=dtype)
-        _, *times = repeat(lambda a=a: a @ a, number=1, repeat=6)  # type: ignore[misc]
-        seconds.append(min(times))
-    return seconds[1] / seconds[0]
-
-
 def cores() -> list[int]:
     """Return the numbers of the cores that this process may use; on macOS and Windows, the numbers of all cores."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
-def use_threads(number: int) -> None:
-    """Set torch's number of threads to `number`, or to the number of cores if there are fewer cores."""
-    torch.set_num_threads(min(number, len(cores())))
+def use_threads(number: int | None, parameters: int) -> None:
+    """Set torch's number of threads to `number`, or to the number of cores if there are fewer cores.
 
-
-def fastest_threads(work: Callable[[], object]) -> int:
-    """Return the number of threads with which `work` is fastest now: one, unless more threads are clearly faster.
-
-    The number starts at one. It is doubled while the doubled number is `CLEARLY` times as fast, up to torch's present
-    number. The number and its double are timed in turns for `TRIAL_SECONDS`. The result depends on other processes,
-    because all threads wait for the slowest thread in each operation: beside one busy process, two threads trained a
+    If `number` is None, a model with fewer than `SMALL` parameters gets one thread, and a larger model keeps torch's
+    number. All threads wait for the slowest thread in each operation: beside one busy process, two threads trained a
     small model three times more slowly than one thread.
     """
-    most, number = torch.get_num_threads(), 1
-    while number < most:
-        seconds = {number: 0.0, (more := min(2 * number, most)): 0.0}
-        begun = perf_counter()
-        while perf_counter() - begun < TRIAL_SECONDS:
-            for count in seconds:
-                torch.set_num_threads(count)
-                work()  # starts the threads
-                started = perf_counter()
-                work()
-                seconds[count] += perf_counter() - started
-        if seconds[number] < CLEARLY * seconds[more]:
-            break
-        number = more
-    torch.set_num_threads(most)
-    return number
+    if number is not None:
+        torch.set_num_threads(min(number, len(cores())))
+    elif parameters < SMALL:
+        torch.set_num_threads(1)
 
 
 def keep_memory() -> bool:

@@ -15,7 +15,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION
-from kvt.system.hardware import bfloat16_slowdown
 from kvt.tasks import CharacterTask
 
 LISTS = training.Lists(dim=16, depth=2, heads=2, length=6)
@@ -237,7 +236,7 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
     script.main(["--repeats", "1", "--allocator", "default"])
     machine, *tables = capsys.readouterr().out.strip().split("\n\n")
     assert "medians of 1 rounds" in machine
-    with_bf16 = 2 * (script is training and bfloat16_slowdown() < 1)
+    with_bf16 = 2 * (script is training and torch.cpu._is_avx512_bf16_supported())
     assert len(tables) == {training: 2, decoding: 3}.get(script, 1) + with_bf16
     for table in tables:
         lines = table.splitlines()

@@ -243,13 +243,6 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
         assert result["test/acc"] == pytest.approx(expected["acc"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("slowdown", "advised"), [(40.0, True), (0.5, False)])
-def test_bfloat16_without_instructions_for_it_is_advised_against(experiment, monkeypatch, capfd, slowdown, advised):
-    monkeypatch.setattr("kvt.run.run.bfloat16_slowdown", lambda: slowdown)
-    experiment("reverse", *SMALL_LISTS, "--max_steps", "1", "--precision", "bf16-mixed")
-    assert ("--precision bf16-mixed: this processor" in capfd.readouterr().err) == advised
-
-
 # ---- the same everywhere -------------------------------------------------------------------------
 
 

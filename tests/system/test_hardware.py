@@ -1,11 +1,6 @@
 import ctypes
-import os
-import platform
-import subprocess
-import sys
 
 import lightning  # noqa: F401 - sets how torch counts GPUs
-import pytest
 import torch
 from torch import nn
 
@@ -37,15 +32,6 @@ def test_without_avx512_the_default_stays(monkeypatch):
     hardware.tune()
     assert torch.get_float32_matmul_precision() == "highest"
     assert not hardware.fast_products
-
-
-@pytest.mark.slow  # a process of its own
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN emulates bfloat16 on demand on x86 alone")
-def test_emulated_bfloat16_is_noticed():
-    code = "from kvt.system.hardware import bfloat16_slowdown; print(bfloat16_slowdown())"
-    without = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    printed = subprocess.run([sys.executable, "-c", code], env=without, capture_output=True, check=True, text=True)
-    assert float(printed.stdout) > 3
 
 
 def test_the_trial_draws_no_random_number_of_the_users():
