@@ -33,7 +33,7 @@ TEXT = f"{LAYERS} --text {{data}}/text.txt --batch_size 8 --max_steps 20 --val_c
 TASKS = {  # flags of `kvt run` by task; {data} is the folder of `write_data`
     "sort": LISTS,
     "mnist": f"{LAYERS} --root {{data}}/images --max_epochs 2 --batch_size 8 --val_size 6",
-    "anomaly": f"{LAYERS} --features {{data}}/features.pt --batch_size 32 --max_epochs 2",
+    "anomaly": f"{LAYERS} --features {{data}}/features.pt --set_size 4 --batch_size 32 --max_epochs 2",
     "characters": f"{TEXT} --length 16",
     "human_numbers": f"{LAYERS} --length 128 --max_epochs 1",
     "language_model": f"{TEXT} --length 24 --val_size 0.3",
