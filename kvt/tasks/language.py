@@ -172,7 +172,7 @@ class TextData(TaskData):
     A subclass implements `load`, which maps each split to its `Rows`. Training drops an incomplete last batch.
     """
 
-    drop_last = True
+    keeps_order = drop_last = True
     windows: ClassVar[type[Windows]] = Windows
     length: int
 
