@@ -136,7 +136,7 @@ class Attention(nn.Module):
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
         attend_self = self.attend_self or context is not None
-        return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start)
+        return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim).
@@ -177,10 +177,11 @@ class Attention(nn.Module):
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
-    def merge(self, values: Tensor, start: int) -> Tensor:
+    def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        The first token has position `start`.
+        The first token has position `start`. `x` are the layer's inputs, (B, N, dim), for variants that need them, such
+        as a gate on the heads.
         """
         return self.output(values.transpose(1, 2).flatten(2))
 

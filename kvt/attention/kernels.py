@@ -216,11 +216,11 @@ def dot_product_attention(
     else:
         # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
         # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
-        head_dim = q.shape[-1]
-        more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
+        width = v.shape[-1]
+        more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
         k = torch.cat([k, F.pad(bias.to(q.dtype).mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-        output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
+        output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :width]
     return output
 
 

@@ -107,7 +107,9 @@ def read_features(path: Path) -> Splits:
 def require_finite(features: Tensor, name: str) -> None:
     """Raise UserError with the number of rows and the first row in which a feature is infinite or not a number."""
     if len(rows := (~features.isfinite().all(1)).nonzero()):
-        raise UserError(f"{name} has {len(rows)} rows with features that are not finite, the first is row {int(rows[0])}")
+        raise UserError(
+            f"{name} has {len(rows)} rows with features that are not finite, the first is row {int(rows[0])}"
+        )
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:

@@ -193,6 +193,12 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
     return y
 
 
+def make_cache(block: nn.Module, max_len: int, slides: bool = False) -> KVCache:
+    """Return an empty cache for the self-attention of a block; a `KVCache` if the attention has no `make_cache`."""
+    cache: KVCache = getattr(block.get_submodule("attention.layer"), "make_cache", KVCache)(max_len, slides)
+    return cache
+
+
 class DecoderBlock(nn.Module):
     """Causal self-attention, cross-attention to a memory and a feed-forward network, each in a residual branch."""
 

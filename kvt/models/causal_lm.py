@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
-from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention
+from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention, make_cache
 from kvt.models.embedding import Embedding
 from kvt.system.errors import require_probability
 
@@ -73,20 +73,23 @@ class CausalLM(nn.Module):
 
     def make_caches(self) -> list[KVCache]:
         """Return a list with an empty cache for each layer that computes keys."""
-        layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
-        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may lack make_cache
-        return [make(self.embedding.max_len, self.is_endless) for make in makers]
+        blocks = [*self.encoder][:: self.encoder.share_layers]
+        return [make_cache(block, self.embedding.max_len, self.is_endless) for block in blocks]
 
     @property
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
         The value is True if the embedding has no table of positions, and no attention overrides a method that may use
-        absolute positions: `forward`, `gain_and_bias`, `logits` or `attention_weights`.
+        absolute positions: `forward`, `gain_and_bias`, `logits`, `attention_weights`, `rotate`, `merge` or `attend`.
+        kvt's own `rotate`, `merge` and `attend` depend only on distances.
         """
+
+        def is_relative(attention: type) -> bool:
+            base = ("forward", "gain_and_bias", "logits", "attention_weights")
+            return all(getattr(attention, name, None) is getattr(Attention, name) for name in base) and all(
+                getattr(attention, name).__module__.startswith("kvt.") for name in ("rotate", "merge", "attend")
+            )
+
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
-        return not self.embedding.has_table and all(
-            getattr(cls, name, None) is getattr(Attention, name)
-            for cls in attentions
-            for name in ("forward", "gain_and_bias", "logits", "attention_weights")
-        )
+        return not self.embedding.has_table and all(map(is_relative, attentions))

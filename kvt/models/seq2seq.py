@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
-from kvt.models.blocks import STYLE, BlockStyle, Decoder, DecoderBlock, Encoder, EncoderBlock, Residual
+from kvt.models.blocks import STYLE, BlockStyle, Decoder, DecoderBlock, Encoder, EncoderBlock, Residual, make_cache
 from kvt.models.embedding import SinusoidalPositions
 from kvt.models.init import xavier
 from kvt.system.errors import UserError, require_probability
@@ -87,7 +87,7 @@ class Seq2Seq(nn.Module):
     def encode(self, source: Tensor) -> DecoderState:
         """Encode padded source sentences, int64 (B, M); return the state for `next_logits`, with empty caches."""
         memory, mask = self._encode(source)
-        caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
+        caches = [(make_cache(block, self.max_len), KVCache(source.shape[1])) for block in self.decoder]
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:

@@ -80,7 +80,7 @@ MISTAKES = {
     "sparse rows": ({"train": GOOD, "test": (X.to_sparse_csr(), Y)}, "is not a readable feature file"),
     "sparse labels": ({"train": GOOD, "test": (X, Y.to_sparse())}, "is not a readable feature file"),
     "meta": ({"train": (X.to("meta"), Y), "test": GOOD}, "is not a readable feature file"),
-    "infinite": ({"train": GOOD, "test": (X.where(X < X[2].max(), INF), Y)}, "'test' has "),
+    "infinite": ({"train": GOOD, "test": (X.where(X[2].max() > X, INF), Y)}, "'test' has "),
     "beyond float32": ({"train": (X.double() * 1e300, Y), "test": GOOD}, "'train' has 4 rows with features that are"),
     "nested": ({"train": (torch.nested.nested_tensor([X]), Y), "test": GOOD}, "is not a readable feature file"),
 }
