@@ -157,6 +157,14 @@ class TaskData(L.LightningDataModule, ABC):
         """Return a key for each example of a split. Examples with equal inputs of the model have equal keys."""
         return row_hashes(self.splits[split][0])
 
+    @property
+    def largest_class(self) -> dict[str, float]:
+        """A dict that maps each split to the share of its largest class, the accuracy of always guessing this class.
+
+        Empty if the targets are not classes, or if `chance` is known for any split.
+        """
+        return {}
+
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
         """A dict that maps each split except "train" to the number of examples whose input is also in "train".
