@@ -73,8 +73,8 @@ UNDIRECTED = Markdown("""\
 `better="less"` in its `Metric`.""")
 
 AT_CHANCE = Markdown("""\
-*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested. The accuracy of guessing is the
-share of the largest class, or 1 / classes if the run has not recorded this share.""")
+*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested. The accuracy of
+guessing is the share of the largest class, or 1 / classes if the run has not recorded this share.""")
 
 LOST_RUNS = Markdown("""\
 *runs lost*: a run of one of the two attentions has diverged, has failed, or has no finite metric. The remaining pairs
