@@ -92,7 +92,7 @@ class Attention(nn.Module):
             raise unknown("score", score, SCORES)
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no logits: leave attend_self at True")
-        self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.dim, self.heads, self.kv_heads, self.head_dim, self.dropout = dim, heads, kv_heads, dim // heads, dropout
         self.widths = dict.fromkeys("qkv", self.head_dim)  # for each projection: output channels per head
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
@@ -133,6 +133,8 @@ class Attention(nn.Module):
                 −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
                 ignores finite entries.
         """
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise UserError(f"x of shape {tuple(x.shape)}: expected (B, N, {self.dim})")
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
         attend_self = self.attend_self or context is not None

@@ -85,6 +85,8 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
         return
     shape = (*q.shape[:3], k.shape[2])
     fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
+    if fits and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise UserError(f"mask of {mask.dtype}: pass mask.bool(), which is True where a query may attend to a key")
     if mask.dtype != torch.bool or not fits:
         raise UserError(
             f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape}; any size "
