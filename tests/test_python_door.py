@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import kvt as package
+from kvt.attention import AttentionFactory
 from kvt.cli.main import execute
+from kvt.models import ViT
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
 
@@ -104,3 +106,44 @@ def test_a_notebook_has_one_bar(in_tmp_dir, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "Epoch 0" in printed.out + printed.err
     assert "Validation" not in printed.out + printed.err
+
+
+class Foreign(L.LightningModule):
+    def __init__(self, width=2):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(width, width)
+
+
+def test_a_checkpoint_of_another_module_names_load_from_checkpoint(tmp_path):
+    trainer = L.Trainer(logger=False, accelerator="cpu")
+    trainer.strategy.connect(Foreign())
+    trainer.save_checkpoint(tmp_path / "foreign.ckpt")
+    with pytest.raises(UserError, match="load_from_checkpoint"):
+        package.load(tmp_path / "foreign.ckpt")
+
+
+def test_a_model_takes_the_name_of_an_attention_or_a_factory():
+    sizes = {"channels": 1, "height": 4, "width": 4, "classes": 3, "patch": 2, "dim": 8, "depth": 1}
+    weights = []
+    for attention, heads in (("kv+pos", {"heads": 2}), (AttentionFactory("kv+pos", heads=2, max_len=5), {})):
+        torch.manual_seed(0)
+        weights.append(ViT(attention, **heads, **sizes)(torch.ones(1, 1, 4, 4)))
+    assert torch.equal(*weights)
+
+
+LAYER, X = package.make_attention("qkv", dim=8, heads=2), torch.zeros(3, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: package.make_attention("kv+pos", dim=8, heads=2), r"kv\+pos needs max_len, the length of the longest"),
+        (lambda: LAYER(X, mask=torch.ones(1, 1, 5, 5, dtype=torch.long)), r"mask\.bool\(\)"),
+        (lambda: LAYER(X[0]), r"x of shape \(5, 8\): expected \(B, N, 8\)"),
+        (lambda: LAYER(X[..., :7]), r"x of shape \(3, 5, 7\): expected \(B, N, 8\)"),
+    ],
+)
+def test_a_mistake_in_python_is_one_line(call, message):
+    with pytest.raises(UserError, match=message):
+        call()

@@ -92,7 +92,7 @@ class Attention(nn.Module):
             raise unknown("score", score, SCORES)
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no logits: leave attend_self at True")
-        self.heads, self.kv_heads, self.head_dim, self.dropout = heads, kv_heads, dim // heads, dropout
+        self.dim, self.heads, self.kv_heads, self.head_dim, self.dropout = dim, heads, kv_heads, dim // heads, dropout
         self.widths = dict.fromkeys("qkv", self.head_dim)  # for each projection: output channels per head
         self.attend_self, self.borrows_keys = attend_self, False
         self.rotary = Rotary(rope, self.head_dim, rope_base)
@@ -133,10 +133,12 @@ class Attention(nn.Module):
                 −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
                 ignores finite entries.
         """
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise UserError(f"x of shape {tuple(x.shape)}: expected (B, N, {self.dim})")
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
         attend_self = self.attend_self or context is not None
-        return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start)
+        return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (B, heads or kv_heads, N or M, head_dim).
@@ -177,10 +179,11 @@ class Attention(nn.Module):
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
-    def merge(self, values: Tensor, start: int) -> Tensor:
+    def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        The first token has position `start`.
+        The first token has position `start`. `x` are the layer's inputs, (B, N, dim), for variants that need them, such
+        as a gate on the heads.
         """
         return self.output(values.transpose(1, 2).flatten(2))
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
-from kvt.attention.base import ATTENTION
+from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.variants import QKV
 from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
 from kvt.system.files import parse_settings
@@ -20,7 +20,7 @@ FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items()
 """The formulas of all registered classes, for `--help`."""
 
 
-def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> nn.Module:
+def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
     """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
 
     `Attention.forward` documents the arguments of `layer`. Only "qkv", "q-kv" and "mla" accept a context.
@@ -37,7 +37,7 @@ def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | Non
         max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
         settings: further arguments of the attention class, such as kv_heads=1 or score="cosine".
     """
-    return AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim)
+    return cast(Attention, AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim))
 
 
 class AttentionFactory:
@@ -69,6 +69,8 @@ class AttentionFactory:
         try:
             return self.attention_class(dim, **self.kwargs)
         except TypeError as error:
+            if "max_len" in keyword_arguments(self.attention_class) - self.kwargs.keys():
+                raise UserError(f"{self.attn} needs max_len, the length of the longest sequence") from error
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:

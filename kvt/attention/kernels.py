@@ -85,6 +85,8 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
         return
     shape = (*q.shape[:3], k.shape[2])
     fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
+    if fits and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise UserError(f"mask of {mask.dtype}: pass mask.bool(), which is True where a query may attend to a key")
     if mask.dtype != torch.bool or not fits:
         raise UserError(
             f"mask of {mask.dtype}, {tuple(mask.shape)}: expected torch.bool, (B, heads, N, M) = {shape}; any size "
@@ -216,11 +218,11 @@ def dot_product_attention(
     else:
         # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
         # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
-        head_dim = q.shape[-1]
-        more = 1 if q.device.type == "cpu" else 8 - head_dim % 8
+        width = v.shape[-1]
+        more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
         k = torch.cat([k, F.pad(bias.to(q.dtype).mT, (0, more - 1)).expand(*k.shape[:-1], more)], dim=-1)
-        output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :head_dim]
+        output = fused(q, k, v, allowed, is_causal=kernel_causal)[..., :width]
     return output
 
 

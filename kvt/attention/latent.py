@@ -72,8 +72,8 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
         q, key, _ = super().rotate(q, k, v, start)
         return q, key, key if v is k else self.rotary(v, start)
 
-    def merge(self, values: Tensor, start: int) -> Tensor:
-        return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start)
+    def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
+        return super().merge(values[..., self.rotated :] @ self._up("up_v", values).mT, start, x)
 
     def _up(self, name: str, like: Tensor) -> Tensor:  # (heads, head_dim, rank)
         up = self.projection[name]

@@ -101,5 +101,5 @@ class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (De
         q, key, _ = super().rotate(q, k, v, start)
         return q, key, key if v is k else self.rotary(v, start)
 
-    def merge(self, values: Tensor, start: int) -> Tensor:
-        return super().merge(self.rotary.back(values, start), start)
+    def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
+        return super().merge(self.rotary.back(values, start), start, x)

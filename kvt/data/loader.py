@@ -11,6 +11,7 @@ from torchtext.data import pool
 from kvt.data.order import derive_seed, random_order
 from kvt.system.errors import UserError, require_positive
 
+FIXED = -1  # instead of the epoch, in the seed of an order that is the same in all epochs
 GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensors of a split may take
 
 
@@ -44,7 +45,8 @@ class Batches:
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.
         batch_size: number of rows in a batch of one process.
-        shuffle: whether rows are in random order.
+        shuffle: whether rows are in random order, in another one in each epoch.
+        mix: whether rows are in a random order that is the same in all epochs.
         drop_last: whether to drop the last batch if it has fewer than `batch_size` rows.
         reseed: whether to seed torch's generators before each batch; default: `shuffle`.
         seed: seed of the order of the rows and of torch's generators.
@@ -62,6 +64,7 @@ class Batches:
         *tensors: Tensor,
         batch_size: int,
         shuffle: bool = False,
+        mix: bool = False,
         drop_last: bool = False,
         reseed: bool | None = None,
         seed: int = 0,
@@ -70,7 +73,7 @@ class Batches:
         device: torch.device = torch.device("cpu"),  # noqa: B008 (a constant)
     ) -> None:
         require_positive(batch_size=batch_size)
-        self.tensors, self.batch_size, self.shuffle, self.seed = tensors, batch_size, shuffle, seed
+        self.tensors, self.batch_size, self.shuffle, self.mix, self.seed = tensors, batch_size, shuffle, mix, seed
         self.rank, self.world_size, self.device = rank, world_size, device
         self.reseed = shuffle if reseed is None else reseed
         self.rows = len(tensors[0])
@@ -101,13 +104,20 @@ class Batches:
         """Return a function that maps the number of a batch, counted over all processes, to the rows of the batch."""
         size, parts = self.batch_size, self.batches * self.world_size
         device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device
-        if self.shuffle:
-            order = random_order(self.rows, derive_seed(self.seed, self.epoch))
+        order = None
+        if self.shuffle or self.mix:
+            order = random_order(self.rows, derive_seed(self.seed, self.epoch if self.shuffle else FIXED))
             order = order.to(device) if isinstance(order, Tensor) else order  # a FeistelOrder has no device
-            return lambda batch: order[batch * size : (batch + 1) * size].to(device, non_blocking=True)
-        if self.world_size == 1:
-            return lambda batch: torch.arange(batch * size, min((batch + 1) * size, self.rows), device=device)
-        return lambda batch: torch.arange(batch * self.rows // parts, (batch + 1) * self.rows // parts, device=device)
+
+        def rows_of(batch: int) -> Tensor:
+            first, last = batch * size, min((batch + 1) * size, self.rows)
+            if not self.shuffle and self.world_size > 1:
+                first, last = batch * self.rows // parts, (batch + 1) * self.rows // parts
+            if order is None:
+                return torch.arange(first, last, device=device)
+            return order[first:last].to(device, non_blocking=True)
+
+        return rows_of
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.index_select(0, rows) for tensor in self.tensors)

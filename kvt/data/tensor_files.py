@@ -85,7 +85,7 @@ def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
     Features in the file may have any floating-point dtype, and labels any integer dtype. Raises UserError with the name
-    of the file if a label is negative, or if dtypes or shapes do not fit.
+    of the file if a label is negative, a feature is not finite as float32, or dtypes or shapes do not fit.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]
@@ -100,7 +100,16 @@ def read_features(path: Path) -> Splits:
         if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels, at least 0")
         splits[split] = (features.detach().to(torch.float32, copy=True), whole)
+        require_finite(splits[split][0], f"{path}: {split!r}")
     return splits
+
+
+def require_finite(features: Tensor, name: str) -> None:
+    """Raise UserError with the number of rows and the first row in which a feature is infinite or not a number."""
+    if len(rows := (~features.isfinite().all(1)).nonzero()):
+        raise UserError(
+            f"{name} has {len(rows)} rows with features that are not finite, the first is row {int(rows[0])}"
+        )
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:

@@ -8,12 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kvt.attention import Attention, KVCache
+from kvt.attention import Attention, AttentionFactory, KVCache
 from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system.errors import UserError, choose, require_positive
 
 MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a given width, such as an `AttentionFactory`
+
+
+def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
+    """Return the factory of a model's attention layers: `attention`, or an `AttentionFactory` if it is a name."""
+    return AttentionFactory(attention, heads=heads, max_len=max_len) if isinstance(attention, str) else attention
 
 
 class FeedForward(nn.Sequential):
@@ -191,6 +196,12 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
         x = block(x, **attend)
     y: Tensor = group[-1](x, token, **attend)
     return y
+
+
+def make_cache(block: nn.Module, max_len: int, slides: bool = False) -> KVCache:
+    """Return an empty cache for the self-attention of a block; a `KVCache` if the attention has no `make_cache`."""
+    cache: KVCache = getattr(block.get_submodule("attention.layer"), "make_cache", KVCache)(max_len, slides)
+    return cache
 
 
 class DecoderBlock(nn.Module):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from kvt.attention import Attention, KVCache
-from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention
+from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of, make_cache
 from kvt.models.embedding import Embedding
 from kvt.system.errors import require_probability
 
@@ -18,7 +18,16 @@ class CausalLM(nn.Module):
     network FF: dim → 4 dim → ReLU → dim. The embedding determines the model width, the vocabulary size and the length
     of the longest sequence.
 
+    >>> import torch
+    >>> from kvt.models.embedding import LearnedPositions
+    >>> model = CausalLM("kv", LearnedPositions(50, 16, max_len=32), heads=4, depth=2)
+    >>> model(torch.zeros(5, 12, dtype=torch.long)).shape
+    torch.Size([5, 12, 50])
+
     Args:
+        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
+            width, such as an `AttentionFactory`.
+        heads: number of heads, if `attention` is a name.
         tied: whether the weight W of the head is the token embedding's weight.
         causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
             to all tokens; the logits at a position then predict the masked token there (Devlin et al. 2019, "BERT").
@@ -27,9 +36,10 @@ class CausalLM(nn.Module):
 
     def __init__(
         self,
-        make_attention: MakeAttention,
+        attention: str | MakeAttention,
         embedding: Embedding,
         *,
+        heads: int | None = None,
         depth: int,
         dropout: float = 0.0,
         feed_forward_dropout: float = 0.0,
@@ -42,6 +52,7 @@ class CausalLM(nn.Module):
         super().__init__()
         require_probability(dropout=dropout, feed_forward_dropout=feed_forward_dropout)
         vocab_size, dim = embedding.tokens.weight.shape
+        make_attention = factory_of(attention, heads, embedding.max_len)
         self.embedding, self.causal = embedding, causal
         self.encoder = Encoder(
             depth,
@@ -73,20 +84,23 @@ class CausalLM(nn.Module):
 
     def make_caches(self) -> list[KVCache]:
         """Return a list with an empty cache for each layer that computes keys."""
-        layers = [block.get_submodule("attention.layer") for block in self.encoder][:: self.encoder.share_layers]
-        makers = [getattr(layer, "make_cache", KVCache) for layer in layers]  # a user's attention may lack make_cache
-        return [make(self.embedding.max_len, self.is_endless) for make in makers]
+        blocks = [*self.encoder][:: self.encoder.share_layers]
+        return [make_cache(block, self.embedding.max_len, self.is_endless) for block in blocks]
 
     @property
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
         The value is True if the embedding has no table of positions, and no attention overrides a method that may use
-        absolute positions: `forward`, `gain_and_bias`, `logits` or `attention_weights`.
+        absolute positions: `forward`, `gain_and_bias`, `logits`, `attention_weights`, `rotate`, `merge` or `attend`.
+        kvt's own `rotate`, `merge` and `attend` depend only on distances.
         """
+
+        def is_relative(attention: type) -> bool:
+            base = ("forward", "gain_and_bias", "logits", "attention_weights")
+            return all(getattr(attention, name, None) is getattr(Attention, name) for name in base) and all(
+                getattr(attention, name).__module__.startswith("kvt.") for name in ("rotate", "merge", "attend")
+            )
+
         attentions = {type(block.get_submodule("attention.layer")) for block in self.encoder}
-        return not self.embedding.has_table and all(
-            getattr(cls, name, None) is getattr(Attention, name)
-            for cls in attentions
-            for name in ("forward", "gain_and_bias", "logits", "attention_weights")
-        )
+        return not self.embedding.has_table and all(map(is_relative, attentions))

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kvt.attention.factory import find_attention
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
+from kvt.attention.shared_keys import NormedSharedKV
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 
 
@@ -84,9 +86,13 @@ POSITIONS: dict[str, type[Embedding]] = {
 }
 
 
-def attention_settings(positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments `given` of an attention, plus the default rope=1 if `positions` is "rotary"."""
-    return {**({"rope": 1.0} if positions == "rotary" else {}), **(given or {})}
+def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keyword arguments `given` of an attention, plus the default rope=1 if `positions` is "rotary".
+
+    The attentions of Gemma 4 and DeepSeek-V4 keep their own default.
+    """
+    own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
+    return {**({} if own else {"rope": 1.0}), **(given or {})}
 
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kvt.attention import AttentionFactory, KVCache
-from kvt.models.blocks import STYLE, BlockStyle, Decoder, DecoderBlock, Encoder, EncoderBlock, Residual
+from kvt.models.blocks import (
+    STYLE,
+    BlockStyle,
+    Decoder,
+    DecoderBlock,
+    Encoder,
+    EncoderBlock,
+    Residual,
+    factory_of,
+    make_cache,
+)
 from kvt.models.embedding import SinusoidalPositions
 from kvt.models.init import xavier
 from kvt.system.errors import UserError, require_probability
@@ -35,7 +45,15 @@ class Seq2Seq(nn.Module):
     dim → 4 dim → ReLU → Drop → dim. Dropout is also applied to every residual branch and to the embeddings. `xavier`
     initialises all linear weights and embeddings.
 
+    >>> import torch
+    >>> sizes = {"source_vocab_size": 50, "target_vocab_size": 60, "pad": 0, "max_len": 32, "dim": 16, "depth": 2}
+    >>> source, target = torch.ones(5, 12, dtype=torch.long), torch.ones(5, 9, dtype=torch.long)
+    >>> Seq2Seq("kv", heads=4, **sizes)(source, target).shape
+    torch.Size([5, 9, 60])
+
     Args:
+        attention: name or import path of the attention, "kv" or "my_module.MyAttention"; or an `AttentionFactory`.
+        heads: number of heads, if `attention` is a name.
         pad: id of the padding token, equal in both vocabularies. A mask excludes attention to padding in the source.
         max_len: number of tokens of the longest sentence.
         depth: number of blocks in the encoder, and number of blocks in the decoder.
@@ -43,8 +61,9 @@ class Seq2Seq(nn.Module):
 
     def __init__(
         self,
-        make_attention: AttentionFactory,
+        attention: str | AttentionFactory,
         *,
+        heads: int | None = None,
         source_vocab_size: int,
         target_vocab_size: int,
         pad: int,
@@ -56,6 +75,7 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         require_probability(dropout=dropout)
+        make_attention = factory_of(attention, heads, max_len)
 
         def residual(attention: nn.Module) -> Residual:
             return style.residual(dim, attention, dropout)
@@ -87,7 +107,7 @@ class Seq2Seq(nn.Module):
     def encode(self, source: Tensor) -> DecoderState:
         """Encode padded source sentences, int64 (B, M); return the state for `next_logits`, with empty caches."""
         memory, mask = self._encode(source)
-        caches = [(KVCache(self.max_len), KVCache(source.shape[1])) for _ in self.decoder]
+        caches = [(make_cache(block, self.max_len), KVCache(source.shape[1])) for block in self.decoder]
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:

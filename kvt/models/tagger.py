@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kvt.attention.kernels import Dropout
 from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import sinusoid
-from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention
+from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of
 from kvt.models.init import xavier_attention
 from kvt.system.errors import require_positive, require_probability
 
@@ -63,12 +63,34 @@ class ListTagger(Tagger):
 
     The input of the encoder is onehot(symbols) W + b + P with sinusoidal positions P, (length, dim), so `dim` must be
     even. Symbols and labels are integers from 0 to `vocab_size` − 1.
+
+    >>> import torch
+    >>> model = ListTagger("kv", heads=4, vocab_size=10, length=16, dim=32, depth=2)
+    >>> model(torch.zeros(5, 16, dtype=torch.long)).shape
+    torch.Size([5, 16, 10])
+
+    Args:
+        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
+            width, such as an `AttentionFactory`.
+        heads: number of heads, if `attention` is a name.
+        vocab_size: number of symbols.
+        length: number of symbols of the longest list.
+        dim: model width.
+        settings: further arguments of `Tagger`.
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, vocab_size: int, length: int, dim: int, **settings: Any
+        self,
+        attention: str | MakeAttention,
+        *,
+        heads: int | None = None,
+        vocab_size: int,
+        length: int,
+        dim: int,
+        **settings: Any,
     ) -> None:
         require_positive(length=length, dim=dim)
+        make_attention = factory_of(attention, heads, length)
         super().__init__(nn.Linear(vocab_size, dim), make_attention, outputs=vocab_size, **settings)
         self.vocab_size = vocab_size
         self.register_buffer("positions", sinusoid(length, dim), persistent=False)
@@ -88,12 +110,35 @@ class SetScorer(Tagger):
 
     The input of the encoder is Drop(features) W + b, without positions. The head has one output per image. The model is
     permutation equivariant unless the attention encodes positions.
+
+    >>> import torch
+    >>> SetScorer("kv", heads=4, feature_dim=512, dim=32, depth=2)(torch.zeros(5, 10, 512)).shape
+    torch.Size([5, 10])
+
+    Args:
+        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
+            width, such as an `AttentionFactory`.
+        heads: number of heads, if `attention` is a name.
+        set_size: number of images of the largest set, for a named attention with positions, such as "kv+pos".
+        feature_dim: number of features of an image.
+        dim: model width.
+        dropout: dropout probability in features, and as in `Tagger`.
+        settings: further arguments of `Tagger`.
     """
 
     def __init__(
-        self, make_attention: MakeAttention, *, feature_dim: int, dim: int, dropout: float = 0.0, **settings: Any
+        self,
+        attention: str | MakeAttention,
+        *,
+        heads: int | None = None,
+        set_size: int | None = None,
+        feature_dim: int,
+        dim: int,
+        dropout: float = 0.0,
+        **settings: Any,
     ) -> None:
         require_positive(feature_dim=feature_dim, dim=dim)
+        make_attention = factory_of(attention, heads, set_size)
         super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, dropout=dropout, **settings)
         self.dropout = Dropout(dropout)
 

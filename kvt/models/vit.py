@@ -6,7 +6,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention
+from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of
 from kvt.system.errors import UserError, choose, require_positive, require_probability
 
 STYLE = BlockStyle("pre", "gelu", 1)
@@ -31,7 +31,14 @@ class ViT(nn.Module):
     Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. The
     default `style` has the feed-forward network dim → dim → GELU → dim. The head is dim → dim → GELU → classes.
 
+    >>> sizes = {"channels": 3, "height": 8, "width": 8, "classes": 10, "patch": 4, "dim": 16, "depth": 2}
+    >>> ViT("kv", heads=4, **sizes)(torch.zeros(5, 3, 8, 8)).shape
+    torch.Size([5, 10])
+
     Args:
+        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
+            width, such as an `AttentionFactory`.
+        heads: number of heads, if `attention` is a name.
         patch: height and width of a patch in pixels; must divide the height and the width of the image.
         dropout: dropout probability in residual branches and in feed-forward networks.
         pool: input of the head, a key of `POOLS`.
@@ -39,8 +46,9 @@ class ViT(nn.Module):
 
     def __init__(
         self,
-        make_attention: MakeAttention,
+        attention: str | MakeAttention,
         *,
+        heads: int | None = None,
         channels: int,
         height: int,
         width: int,
@@ -57,6 +65,7 @@ class ViT(nn.Module):
         require_probability(dropout=dropout)
         self.patch, self.pool = patch, choose("pool", pool, POOLS)
         tokens = count_tokens(height, width, patch)
+        make_attention = factory_of(attention, heads, tokens)
         self.embed = nn.Linear(channels * patch**2, dim)
         self.class_token = nn.Parameter(torch.randn(dim))
         self.positions = nn.Parameter(torch.randn(tokens, dim))

@@ -1,7 +1,7 @@
 """Selects the run with the best validation metric from each sweep over a setting, such as the learning rate."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import Outcomes, State, outcome_of
@@ -49,10 +49,14 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the value of the metric `monitor`, negated if less is better. Return None for an unfinished run."""
+    """Return the value of the metric `monitor`, negated if less is better, or −inf if the value is not finite.
+
+    Return None for an unfinished run.
+    """
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     value = outcome.result.get(task.monitor) if outcome.state == State.FINISHED else None
     if value is None:
         return None
-    return float(value) if task.monitored().better == "more" else -float(value)
+    score = float(value) if task.monitored().better == "more" else -float(value)
+    return score if isfinite(score) else -inf

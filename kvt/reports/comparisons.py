@@ -1,6 +1,5 @@
 """Computes the cells of a report's tables and the comparisons of attentions."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import nan
@@ -14,7 +13,7 @@ from kvt.reports.statistics import compare, compare_shares, holm, summarise, ver
 from kvt.reports.tables import Table
 from kvt.study.outcomes import State
 
-CEILING, CHANCE, SILENT = "both at the ceiling", "both at chance", "at the ceiling or at chance"
+CEILING, CHANCE, SILENT, LOST = "both at the ceiling", "both at chance", "at the ceiling or at chance", "runs lost"
 NEARLY = 0.99  # a run has solved a task if its metric is at least this share of the highest possible value
 
 
@@ -147,10 +146,10 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
     attentions = results.attention.unique()
     against = [*((attention, attentions[0]) for attention in attentions[1:]), *table.pairs]
     for column in (*table.columns, *table.pools):
-        runs = table.runs(results, column)
-        lost = Counter(runs.attention[runs.state == State.DIVERGED])
-        wide, telling = by_seed(results, table, column)
-        known = _with_chance(results, table, column)
+        runs = _diverged_as_unsolved(results, table) if column in table.solved else results
+        lost = _lost(table.runs(runs, column), table)
+        wide, telling = by_seed(runs, table, column)
+        known = _with_chance(runs, table, column)
         for attention, baseline in against:
             pair = [attention, baseline]
             if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
@@ -160,9 +159,23 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
                 accuracy = known[known.attention.isin(pair)].set_index(["setting", "seed"]).accuracy
                 untested = _untested(shown, accuracy[shown.index], table.chance_in(column), table)
                 untested = untested or SILENT * (not len(both))
-                if lost[attention] > lost[baseline]:
-                    untested = "diverges"  # the remaining pairs are not a random sample
+                if lost & {*pair}:
+                    untested = LOST  # the remaining pairs are not a random sample
                 yield _measured(line._replace(untested=untested), shown, table)
+
+
+def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    diverged = results.state == State.DIVERGED
+    values = results[table.metric] if table.metric in results else pd.Series(nan, results.index)
+    return results.assign(
+        state=results.state.mask(diverged, State.FINISHED), **{table.metric: values.mask(diverged, 0)}
+    )
+
+
+def _lost(runs: pd.DataFrame, table: Table) -> set[str]:
+    """Return the attentions with a run that has diverged or failed, or whose metric is not finite."""
+    ended = runs[runs.state.isin((State.FINISHED, State.DIVERGED, State.FAILED))]
+    return {*ended.attention[~ended.name.isin(_known(ended, table).name)]}
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:

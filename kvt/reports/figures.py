@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO, StringIO
 from itertools import product
+from math import inf
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -123,7 +124,9 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=moment == "step"))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         low, high = row[0].get_ylim()
-        row[0].set_ylim(0 if low < high / 3 else low, min(high, 1.015 * kind.highest))
+        if (known[known["task"] == task][first] >= 0).all():
+            low = 0 if low < high / 3 else low
+        row[0].set_ylim(low, min(high, 1.015 * kind.highest) if kind.highest > 0 else high)
         row[0].set_ylabel(in_words(first, kind) if len(metrics) == 1 else kind.words)
         row[0].set_title(task.replace("_", " "))
     for axes, words in zip(panels[-1], MOMENTS.values(), strict=True):
@@ -177,7 +180,8 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     styles = [chosen[attention] for attention in cells.attention]
     colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
     axes.bar(cells.place, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
-    reach = [np.minimum(cells.over_settings, limit) for limit in (mean, table.kind.highest - mean)]
+    below = mean if (mean >= 0).all() else inf  # a metric that is never negative has no whisker below 0
+    reach = [np.minimum(cells.over_settings, limit) for limit in (below, (table.kind.highest - mean).clip(lower=0))]
     whisker: dict[str, Any] = {"color": "0.15", "elinewidth": 0.9, "capsize": min(2.5, 20 * width)}
     axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
     runs = pd.concat(finished(results, table, column).assign(column=column) for column in columns)
@@ -309,7 +313,8 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
         marks = {"marker": MARKERS[style.dashes], "markersize": 4}
     axes.plot(mean.index, mean, **style.line, linewidth=1.3, **marks, zorder=3)
     if deviation.any():
-        low, high = (mean - deviation).clip(lower=0), (mean + deviation).clip(upper=highest)
+        low, high = mean - deviation, (mean + deviation).clip(upper=highest)
+        low = low.clip(lower=0) if (mean >= 0).all() else low
         axes.fill_between(mean.index, low, high, color=style.colour, alpha=0.13, linewidth=0, zorder=1)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvt.reports import figures
-from kvt.reports.comparisons import CEILING, CHANCE, NEARLY, Cell, Compared, cells_of
+from kvt.reports.comparisons import CEILING, CHANCE, LOST, NEARLY, Cell, Compared, cells_of
 from kvt.reports.forest import forest
 from kvt.reports.names import label
 from kvt.reports.notes import notes, other_counts  # noqa: F401  (grids can list notes as a section)
@@ -58,8 +58,7 @@ a mean difference of 0. *p (TOST)*: two one-sided t-tests of a difference beyond
 corrected for all {tests} comparisons of this page (Holm). Intervals are not corrected. *verdict*: "as good" if p (TOST)
 is below 0.05; else "better" or "worse" if p (no difference) is below 0.05; else "undecided", with the smallest margin
 that contains the interval. Intervals assume normally distributed differences. They are too narrow if differences are
-strongly skewed. "diverges": more runs of the first attention of a pair have diverged than of the second. The remaining
-pairs are not tested.""")
+strongly skewed.""")
 SOLVED = Markdown("""\
 *solved*: the number of runs of each attention that reach {nearly:g} % of the highest possible value. Some runs are near
 perfect and others are far from it. Their mean would describe neither. p is from the sign test over the pairs in which
@@ -74,7 +73,12 @@ UNDIRECTED = Markdown("""\
 `better="less"` in its `Metric`.""")
 
 AT_CHANCE = Markdown("""\
-*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested.""")
+*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested. The accuracy of
+guessing is the share of the largest class, or 1 / classes if the run has not recorded this share.""")
+
+LOST_RUNS = Markdown("""\
+*runs lost*: a run of one of the two attentions has diverged, has failed, or has no finite metric. The remaining pairs
+are not a random sample, so the comparison is not tested.""")
 
 IN_ACCURACY = Markdown(" These points are points of accuracy.")
 
@@ -145,7 +149,7 @@ def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
 
 def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
     """Return a sentence that lists decided comparisons of a table and counts the others; [] without comparisons."""
-    found, told = [], ("worse", "better", "as good", "diverges")
+    found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         where: dict[str, list[str]] = {}
         for one in compared:
@@ -197,6 +201,8 @@ def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -
         lines.append(UNDIRECTED.format(metric=table.kind.label))
     if CHANCE in verdicts:
         lines.append(AT_CHANCE.format(**words) + (IN_ACCURACY if table.accuracy else Markdown("")))
+    if LOST in verdicts:
+        lines.append(LOST_RUNS)
     if easy:
         lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
     of_either = {one.column for one in (*easy, *counted)}

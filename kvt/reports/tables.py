@@ -87,7 +87,7 @@ def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Tab
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
-    found = _usual(grid, outcomes) if entries is None else (_table(grid, entry) for entry in entries)
+    found = _usual(grid, outcomes) if entries is None else (_table(grid, outcomes, entry) for entry in entries)
     return [table for table in found if table.columns]
 
 
@@ -105,7 +105,7 @@ def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
         untested = [task for task, names in measured.items() if of_test not in names]
         note = f"no test split: {', '.join(untested)}; the best checkpoint is evaluated on the split that chose it"
         for metric, chosen, words in ((of_test, tasks.difference(untested), ""), (monitor, {*untested}, note)):
-            table = _table(grid, TableEntry(metric=metric, note=words))
+            table = _table(grid, outcomes, TableEntry(metric=metric, note=words))
             names = {run.name for run in grid.runs if run.task in chosen}
             yield table._replace(columns={name: of & names for name, of in table.columns.items() if of & names})
 
@@ -147,7 +147,7 @@ def against_of(grid: Grid) -> dict[str, str]:
     return grid.file.against
 
 
-def _table(grid: Grid, entry: TableEntry) -> Table:
+def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
     columns, runs = entry.columns or grid.file.columns, grid.of_all_scales
     found = columns_of(grid, columns)
     attentions, names = [run.attention for run in runs], [*found] if columns else [run.task for run in runs]
@@ -171,7 +171,7 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
         published=published,
         relabelled=entry.relabelled,
         note=" ".join(entry.note.split()),
-        chance=_chance(grid),
+        chance=_chance(grid, outcomes, entry.metric.partition("/")[0]),
         accuracy="" if entry.metric.endswith("/acc") else f"{entry.metric.partition('/')[0]}/acc",
         margin=entry.margin,
         solved=entry.solved,
@@ -181,6 +181,10 @@ def _table(grid: Grid, entry: TableEntry) -> Table:
     )
 
 
-def _chance(grid: Grid) -> dict[str, float]:
-    chances = {run.name: run.config.classes["data"].chance(**run.config.data["init_args"]) for run in grid.runs}
+def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
+    """Return the accuracy of guessing for each run: the recorded share of the largest class, or the task's `chance`."""
+    chances = {}
+    for run in grid.runs:
+        shares = outcome_of(run, outcomes).result.get("largest_class") or {}
+        chances[run.name] = shares.get(split) or run.config.classes["data"].chance(**run.config.data["init_args"])
     return {name: chance for name, chance in chances.items() if chance is not None}

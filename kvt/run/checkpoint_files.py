@@ -44,7 +44,8 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
     except UserError:
         raise
     except Exception as error:  # a damaged pickle may raise any exception
-        raise UserError(f"{name}: not a kvt checkpoint, or a damaged one") from error
+        remedy = "load the checkpoint of another LightningModule with load_from_checkpoint of its class"
+        raise UserError(f"{name}: not a kvt checkpoint, or a damaged one; {remedy}") from error
     return checkpoint
 
 

@@ -201,7 +201,8 @@ class Checkpoint:
     def class_of(self, section: str) -> type[Any]:
         name, own = self.saved.get(f"{section}_class"), self.named.get(section)
         if not isinstance(name, str):
-            raise self.error(f"does not name the class of its {'task' if section == 'model' else 'data'}")
+            what = "task: load it with load_from_checkpoint of its class" if section == "model" else "data"
+            raise self.error(f"does not name the class of its {what}")
         if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
             raise self.error(f"contains {name:.100}, not {own}: drop --{section}")
         if name not in known_classes() and name != own:

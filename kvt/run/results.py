@@ -28,6 +28,7 @@ def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mappin
         **{"task": data.task_name, "attn": task.attn, "seed": seed},
         **metrics,
         **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
+        **({"largest_class": shares} if (shares := data.largest_class) else {}),
         "parameters": task.num_parameters,
         **{"seconds": recorder.seconds, f"{task.unit}_per_second": recorder.rate},
         **({"diverged": recorder.diverged} if recorder.diverged else {}),

@@ -223,7 +223,7 @@ def _write(folder: Path, manifest: _Manifest, rows: Sequence[Row]) -> None:
     results = pd.DataFrame(lines, columns=[*FIRST, *_columns(lines)])
     table = pd.concat(histories) if histories else pd.DataFrame()
     table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
-    curves = table.to_csv(index=False, float_format="%.5g").encode()
+    curves = table.to_csv(index=False, float_format="%.7g").encode()
     contents = {RESULTS: results.to_csv(index=False).encode(), HISTORIES: gzip.compress(curves, mtime=0)}
     files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     manifest = manifest.model_copy(update={"files": files})
@@ -241,10 +241,10 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Reduce a history to at most `POINTS` rows with training metrics alone and at most `POINTS` other rows."""
+    """Reduce the rows with training metrics alone to at most `POINTS`; keep all other rows, which tables count."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
-    kept = pd.concat(thinned(part, POINTS) for part in (history[measured], history[~measured])).sort_index()
+    kept = pd.concat([history[measured], thinned(history[~measured], POINTS)]).sort_index()
     return kept.assign(step=kept.step.astype("int64"))
 
 

@@ -26,7 +26,7 @@ from kvt.data.download import network
 from kvt.data.images import ImageSource, open_images
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
-from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
 from kvt.models import SetScorer
 from kvt.system.errors import UserError, require_probability, unknown
 from kvt.system.files import optional_path, require_file, sha256_of, user_path
@@ -140,6 +140,7 @@ class BackboneFeatures:
                 for batch in tqdm(images.split(BATCH), desc=name, disable=None)
             ]
             splits[split] = (torch.cat(features), labels)
+            require_finite(splits[split][0], f"{self.backbone} with {self.weights or self.published}: {split!r}")
         return splits
 
 

@@ -37,6 +37,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     task_name: str  # also the name of the folder with the task's runs
     spec: dict[str, Any]  # plain values that the model needs, such as sizes and words; available before `setup`
+    keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
     only_predict: str | None = None  # the reason why only `kvt predict` accepts the data; None: the data have targets
@@ -125,7 +126,9 @@ class TaskData(L.LightningDataModule, ABC):
 
     def predict_dataloader(self) -> Batches:
         """Return the batches of the split to predict, in order."""
-        return self.batches(self.predicted, self.trainer)
+        batches = self.batches(self.predicted, self.trainer)
+        batches.mix = False
+        return batches
 
     @property
     def validated(self) -> str:
@@ -154,6 +157,14 @@ class TaskData(L.LightningDataModule, ABC):
         """Return a key for each example of a split. Examples with equal inputs of the model have equal keys."""
         return row_hashes(self.splits[split][0])
 
+    @property
+    def largest_class(self) -> dict[str, float]:
+        """A dict that maps each split to the share of its largest class, the accuracy of always guessing this class.
+
+        Empty if the targets are not classes, or if `chance` is known for any split.
+        """
+        return {}
+
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
         """A dict that maps each split except "train" to the number of examples whose input is also in "train".
@@ -181,20 +192,22 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Return at least `count` examples of a split in batches of 16: random examples for "train", else the first."""
-        settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train"}
+        """Return at least `count` examples of a split in batches of 16: random ones, or the first if `keeps_order`."""
+        settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for this process of the Trainer; training batches are shuffled.
 
-        With --overfit_batches, training batches are not shuffled, and validation uses the training batches.
+        The rows of other splits are in a fixed random order unless the data keep their order. So a part of the batches
+        has all classes, even if the rows are sorted by class. With --overfit_batches, this holds for training batches,
+        too, and validation uses the training batches.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
         if served not in self.splits:
             raise UserError(self.only_predict or f"{self.task_name} has no {served} split: use kvt validate instead")
-        settings: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed}
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed, "mix": not self.keeps_order}
         if split == "train":
             settings |= {"shuffle": not overfits, "reseed": True, "drop_last": self.drop_last}
         if trainer is not None:

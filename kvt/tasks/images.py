@@ -131,6 +131,11 @@ class Images(TaskData):
         self.note_counts(self.source.name, train=sizes["train"] + sizes["val"], test=sizes["test"])
         return splits
 
+    @property
+    def largest_class(self) -> dict[str, float]:
+        held_out = {split: self.splits[split][1] for split in ("val", "test") if split in self.splits}
+        return {split: labels.bincount().max().item() / len(labels) for split, labels in held_out.items()}
+
     def names(self, split: str) -> list[str] | None:
         return self.source.files(split)
 

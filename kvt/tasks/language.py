@@ -172,7 +172,7 @@ class TextData(TaskData):
     A subclass implements `load`, which maps each split to its `Rows`. Training drops an incomplete last batch.
     """
 
-    drop_last = True
+    keeps_order = drop_last = True
     windows: ClassVar[type[Windows]] = Windows
     length: int
 
@@ -514,24 +514,50 @@ class LanguageTask(BlockTask, Classification):
         batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
         return batch, batch
 
-    def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **settings: Any) -> Iterator[str]:
+    def write(
+        self,
+        prompt: str,
+        tokens: int,
+        seed: int = 0,
+        stop: str | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Iterator[str]:
         """Yield the prompt, then every new token as text; put the task in eval mode first.
 
-        With an empty prompt, the text begins with the most frequent symbol. The text ends after `tokens` new tokens, or
-        after the first new `stop`. `settings` are further arguments of `kvt.models.generation.sample`.
+        Args:
+            prompt: the beginning of the text; if empty, the text begins with the most frequent symbol.
+            tokens: number of tokens to add.
+            seed: random seed of the draws.
+            stop: the text ends after the first new `stop`.
+            temperature, top_k, top_p: as in `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
-        drawn = sample(self.model, begun, tokens, generator=generator, **settings)
+        draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        drawn = sample(self.model, begun, tokens, generator=generator, **draws)
         added = self.vocabulary.additions(int(token) for token in drawn)
         return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
-    def generate(self, prompt: str, tokens: int, **settings: Any) -> str:
+    def generate(
+        self,
+        prompt: str,
+        tokens: int,
+        seed: int = 0,
+        stop: str | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> str:
         """Return the prompt and the new text as one string; the arguments are those of `write`."""
-        return "".join(self.write(prompt, tokens, **settings))
+        draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        return "".join(self.write(prompt, tokens, seed, stop, **draws))
 
     def sample(self) -> str | None:
         """Return 200 generated tokens as a Markdown code block. Every call uses the same random seed."""

@@ -69,7 +69,7 @@ class DigitLists(TaskData):
         data_dir: not used: the lists are generated.
     """
 
-    drop_last = True
+    keeps_order = drop_last = True
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Metric:
         how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; reports compare the
             logarithms of values. "recorded": the task computes the metric at the end of a stage, and calls `record`.
         highest: the highest possible value. Reports give differences in points; a point is highest / 100, or 0.01 if
-            there is no highest value.
+            there is no highest value above 0.
         stages: stages in which the metric is computed.
     """
 
@@ -61,7 +61,7 @@ class Metric:
     @property
     def point(self) -> float:
         """The unit of differences."""
-        return self.highest / 100 if isfinite(self.highest) else 0.01
+        return self.highest / 100 if 0 < self.highest < inf else 0.01
 
     def scaled(self, values: Any) -> Any:
         """Return the values from which differences are computed: logarithms for "exp", else the given values."""
@@ -108,9 +108,9 @@ class Mean(torchmetrics.Metric):
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.add_state("total", torch.zeros(shape, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros(shape, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(shape, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
 
-    def update(self, total: Tensor, weight: int | Tensor) -> None:
+    def update(self, total: Tensor, weight: float | Tensor) -> None:
         # in place, because an assignment to an attribute of a metric is slow
         self.total.add_(total)
         self.weight.add_(weight)

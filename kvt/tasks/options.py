@@ -102,7 +102,7 @@ class BlockTask(Task):
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
         """Return an `AttentionFactory` from the options of the task and the `settings` of its model."""
-        own, given = self.options, attention_settings(positions, self.options["attn_kwargs"])
+        own, given = self.options, attention_settings(self.options["attn"], positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 

@@ -198,7 +198,7 @@ class Recall(TaskData):
         data_dir: not used: the sequences are generated.
     """
 
-    drop_last = True
+    keeps_order = drop_last = True
     vocab: int
     length: int
     pairs: int

@@ -99,6 +99,7 @@ class SentencePairs(TaskData):
             such a pair raises an error.
     """
 
+    keeps_order = True
     path_settings = ("data_dir", "root")
 
     def __init__(

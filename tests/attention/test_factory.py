@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kvt.attention import QKV, AttentionFactory, make_attention
+from kvt.attention import QKV, AttentionFactory
 from kvt.system.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.helpers.small_tasks import TASKS, small_task
@@ -76,11 +76,6 @@ def test_a_mistake_is_named(modules, attn, attn_kwargs, message):
     (modules / "users_package" / "__init__.py").write_text(MINE)
     with pytest.raises(UserError, match=message):
         AttentionFactory(attn, attn_kwargs, **SETTING)(8)
-
-
-def test_a_missing_setting_is_named():
-    with pytest.raises(UserError, match=r"attn 'kv\+pos' cannot be made .*'max_len'"):
-        make_attention("kv+pos", dim=8, heads=2)
 
 
 @pytest.mark.parametrize("line", ["import not_installed_here", "from users_broken import not_a_thing"])

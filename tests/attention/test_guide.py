@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY
 GUIDE = (REPOSITORY / "docs/guides/attention.md").read_text()
 NAMES: dict = {"__name__": "guide", "torch": torch, "kvt": kvt}
 for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
-    if re.search(r"^class (NearKV|Window|Linear|Sum|InTimm)", block, re.MULTILINE):
+    if re.search(r"^class (NearKV|Gated|Window|Linear|Sum|InTimm)", block, re.MULTILINE):
         exec(compile(block, "attention.md", "exec"), NAMES)
 CLASSES = [NAMES[name] for name in ("NearKV", "Window", "Linear", "Recurrent")]
 MASK = torch.tensor([[True] * 5 + [False] * 2, [True] * 7])[:, None, None]
@@ -35,6 +35,13 @@ def test_the_output_is_the_map_times_the_values(cls, setting):
     assert_close(maps[0].weights.sum(-1), torch.ones(2, 2, 7, dtype=torch.double))
     _, _, v = layer.project(x)
     assert_close(output, layer.merge(product(maps[0].weights, v), 0))
+
+
+def test_a_gate_scales_every_channel_before_the_output_projection():
+    torch.manual_seed(0)
+    gated, x = NAMES["Gated"](8, 2), torch.randn(2, 7, 8)
+    heads = (gated.weights(x) @ gated.project(x)[2]).transpose(1, 2).flatten(2)
+    assert_close(gated(x), gated.output(gated.gate(x).sigmoid() * heads))
 
 
 def test_a_window_of_all_tokens_is_qkv():

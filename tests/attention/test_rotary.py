@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, asymmetry, symmetric_share
+from kvt.attention import ATTENTION, AttentionFactory, asymmetry, symmetric_share
 from kvt.attention.rotary import Rotary
+from kvt.models.embedding import attention_settings
 from kvt.system.errors import UserError
 from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, cases, gradients, kinds_of_mask
 
@@ -160,3 +161,11 @@ def test_impossible_bases_are_named(base):
 
 def test_a_third_of_twelve_channels_need_not_be_typed_exactly():
     assert Rotary(0.33333, 12, 10_000).channels == 4
+
+
+@pytest.mark.parametrize("attn", ["q-kv-gemma", "q-kv-deepseek"])
+def test_rotary_positions_keep_the_share_of_channels_that_a_published_model_rotates(attn):
+    own = AttentionFactory(attn, heads=2)(64)
+    assert attention_settings(attn, "rotary", None) == {}
+    assert attention_settings(attn, "rotary", {"rope": 0.5}) == {"rope": 0.5}
+    assert 0 < own.rotary.channels < own.head_dim

@@ -233,3 +233,20 @@ def test_each_has_a_formula_a_colour_and_a_label_of_its_own_and_a_row_in_the_doc
     for name, cls in ATTENTION.items():
         assert f"`{name}`" in table
         assert f"{name}: {cls.formula}" in BlockTask.__doc__
+
+
+class Wide(ATTENTION["kv+pos"]):
+    """Values of twice the width of the keys."""
+
+    def __init__(self, dim, heads, **kwargs):
+        super().__init__(dim, heads, **kwargs)
+        self.widths["v"] = 2 * self.head_dim
+        self.projection["v"], self.output = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+
+@pytest.mark.parametrize("length", [20, 300])  # an explicit map; a fused kernel
+def test_values_wider_than_keys_keep_their_width_beside_a_bias_of_the_keys(length):
+    torch.manual_seed(0)
+    layer, x = Wide(8, 2, max_len=300).double(), torch.randn(1, length, 8, dtype=torch.double)
+    values = (layer.weights(x) @ layer.project(x)[2]).transpose(1, 2).flatten(2)
+    assert_close(layer(x), layer.output(values))

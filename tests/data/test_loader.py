@@ -37,6 +37,15 @@ def test_drop_last_leaves_out_the_short_batch():
     assert [len(b) for (b,) in make(10, batch_size=4, drop_last=True, shuffle=True)] == [4, 4]
 
 
+@given(ROWS, SIZES)
+def test_mixed_rows_are_each_served_once_in_the_same_order_in_every_epoch(rows, size):
+    batches = make(rows, batch_size=size, mix=True)
+    first = [b.tolist() for (b,) in batches]
+    batches.set_epoch(1)
+    assert [b.tolist() for (b,) in batches] == first
+    assert sorted(row for batch in first for row in batch) == list(range(rows))
+
+
 def test_the_order_depends_on_seed_and_epoch_alone():
     first = served(make(30, batch_size=4, shuffle=True, seed=1))
     torch.rand(100)  # whatever ran before

@@ -57,6 +57,7 @@ class Program:
 
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
 GOOD = (X, Y)
+INF = torch.tensor(torch.inf)
 MISTAKES = {
     "program": ({"train": GOOD, "test": Program()}, "is not a readable feature file"),
     "no dictionary": ([GOOD, GOOD], "is not a readable feature file"),
@@ -79,6 +80,8 @@ MISTAKES = {
     "sparse rows": ({"train": GOOD, "test": (X.to_sparse_csr(), Y)}, "is not a readable feature file"),
     "sparse labels": ({"train": GOOD, "test": (X, Y.to_sparse())}, "is not a readable feature file"),
     "meta": ({"train": (X.to("meta"), Y), "test": GOOD}, "is not a readable feature file"),
+    "infinite": ({"train": GOOD, "test": (X.where(X[2].max() > X, INF), Y)}, "'test' has "),
+    "beyond float32": ({"train": (X.double() * 1e300, Y), "test": GOOD}, "'train' has 4 rows with features that are"),
     "nested": ({"train": (torch.nested.nested_tensor([X]), Y), "test": GOOD}, "is not a readable feature file"),
 }
 

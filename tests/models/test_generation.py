@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import AttentionFactory
+from kvt.attention import QKV, AttentionFactory, KVCache
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import make_embedding
 from kvt.models.generation import beam_search, decode_sorted, greedy, sample
@@ -42,6 +42,43 @@ def plain_sample(model, prompt, tokens, temperature, top_k, generator):
             new = symbols.gather(1, drawn)
         text = torch.cat([text, new], dim=1)
     return text[:, prompt.shape[1] :]
+
+
+class Placed(QKV):
+    """Adds a vector of its own for each position to query and key."""
+
+    def __init__(self, dim, heads, *, max_len, **kwargs):
+        super().__init__(dim, heads, **kwargs)
+        self.table = torch.nn.Parameter(torch.randn(max_len, self.head_dim))
+
+    def rotate(self, q, k, v, start):
+        own = self.table[start : start + k.shape[2]]
+        return q + own, k + own, v
+
+
+class OwnCache(KVCache):
+    pass
+
+
+class WithOwnCache(QKV):
+    def make_cache(self, max_len, slides=False):
+        return OwnCache(max_len, slides)
+
+
+def test_positions_of_an_own_rotation_begin_anew_when_the_window_slides():
+    torch.manual_seed(0)
+    factory = AttentionFactory(f"{__name__}.Placed", {}, heads=2, max_len=MAX_LEN)
+    model = CausalLM(factory, make_embedding("none", SYMBOLS, 8, MAX_LEN), depth=2).double().eval()
+    found = sampled(model, some(2, 3), 2 * MAX_LEN, temperature=0)
+    assert found.tolist() == plain_sample(model, some(2, 3), 2 * MAX_LEN, 0, None, None).tolist()
+
+
+def test_a_translator_decodes_with_the_caches_that_its_attention_makes():
+    sizes = {"source_vocab_size": SYMBOLS, "target_vocab_size": SYMBOLS, "pad": PAD, "dim": 8, "depth": 2}
+    model = Seq2Seq(AttentionFactory(f"{__name__}.WithOwnCache", {}, heads=2), max_len=MAX_LEN, **sizes).eval()
+    state = model.encode(some(2, 3))
+    model.next_logits(some(2, 1), state)
+    assert [type(own) for own, _ in state.caches] == [OwnCache, OwnCache]
 
 
 @pytest.mark.parametrize(("length", "temperature", "top_k"), [(1, 0.8, 5), (MAX_LEN, 0.0, None), (MAX_LEN + 3, 0.8, 5)])

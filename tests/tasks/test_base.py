@@ -1,5 +1,7 @@
 """What all tasks share."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -119,3 +121,29 @@ def test_a_task_that_says_no_more_than_it_must_is_trained_and_tested(in_tmp_dir)
     assert result.metrics["val/loss"] == min(losses)  # the best checkpoint is that of the lowest loss
     assert "predictions_per_second" in result.metrics
     assert "test/loss" in result.metrics
+
+
+class Sorted(Numbers):
+    """Two classes, one after the other in each split."""
+
+    def load(self):
+        labels = torch.arange(2).repeat_interleave(32)
+        return dict.fromkeys(("train", "val", "test"), (labels.float().unsqueeze(1), labels))
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_half_of_the_batches_of_sorted_rows_have_both_classes(split):
+    data = Sorted()
+    data.setup("fit")
+    trainer = SimpleNamespace(
+        global_rank=0, world_size=1, overfit_batches=1, strategy=L.pytorch.strategies.SingleDeviceStrategy()
+    )
+    labels, *_ = (labels for _, labels in data.batches(split, trainer))
+    assert 0.2 < labels.float().mean() < 0.8
+    assert data.sample(16, split).__next__()[1].unique().tolist() == [0, 1]
+
+
+def test_predictions_have_the_order_of_the_rows():
+    data = Sorted()
+    data.setup("predict")
+    assert torch.cat([labels for _, labels in data.predict_dataloader()]).diff().min() == 0

@@ -173,6 +173,17 @@ def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, con
 # ---- the cache -----------------------------------------------------------------------------------
 
 
+def test_weights_of_a_diverged_network_are_refused_and_nothing_is_cached(images, weights, tmp_path):
+    state = torch.load(weights)
+    torch.save(
+        {name: value * torch.nan if value.is_floating_point() else value for name, value in state.items()},
+        tmp_path / "nan.pth",
+    )
+    source = backbone_features(images, tmp_path / "nan.pth")
+    assert "'train' has " in user_error(source.prepare)
+    assert not source.cache.exists()
+
+
 @pytest.mark.parametrize(("change", "files"), [("place", 1), ("weights", 2), ("images", 2)])
 def test_features_are_computed_anew_where_weights_or_images_differ(tmp_path, images, weights, change, files):
     backbone_features(images, weights).prepare()
