@@ -191,7 +191,7 @@ def test_a_marker_in_a_document_does_not_end_it(pairs, tmp_path):
         min_size=1,
         max_size=5,
     ),
-    piece=st.integers(4, 30),
+    piece=st.integers(6, 30),  # at least as long as a separator, "\r\n\r\n\r\n"
     separator=st.sampled_from([None, "|", "||", "\n\n", "\n\n\n"]),
 )
 def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
