@@ -19,28 +19,15 @@ from kvt.models.vit import POOLS
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask
 from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
-from tests.conftest import REPOSITORY
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 from tests.run.test_overfit import small
 
-EVERY = {"norm", "activation", "expansion", "match", "dropout", "lr", "warmup", "schedule"}
 SMOOTHED = {"AnomalyTask", "ImageTask", "ListTask", "RecallTask", "TranslationTask"}
 CASES = [(name, schedule) for name in TASKS for schedule in SCHEDULES if schedule not in NEEDS]
 
 
 def those(task, kind):
     return [module for module in task.modules() if isinstance(module, kind)]
-
-
-def test_the_guide_has_every_flag_with_its_default():
-    rows = re.findall(r"^\| (flag|`--\w+`) \|(.*) \|$", (REPOSITORY / "docs/guides/model.md").read_text(), re.MULTILINE)
-    told = {flag.strip("`-"): [cell.strip(" `") for cell in cells.split("|")] for flag, cells in rows}
-    tasks = told.pop("flag")
-    assert sorted(tasks) == sorted(TASKS)
-    assert told.keys() == EVERY - {"match"} | {"smoothing", "pool"}
-    for flag, cells in told.items():
-        taken = [signature(TASKS[name]).parameters.get(flag) for name in tasks]
-        assert cells == ["–" if parameter is None else str(parameter.default) for parameter in taken]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -164,20 +151,6 @@ def test_dropout_of_images_is_of_training_alone():
     task.eval()
     assert torch.equal(task(batch[0]), task(batch[0]))
     assert {module.p for module in those(task, nn.Dropout)} == {0.5}
-
-
-def test_a_checkpoint_older_than_a_setting_goes_on_with_its_default(in_tmp_dir):
-    config = small("reverse", max_epochs=1)
-    kvt.train(config, "parent", test=False)
-    path = "parent/checkpoints/last.ckpt"
-    saved = torch.load(path)
-    for name in ("norm", "activation", "expansion", "schedule", "smoothing"):
-        del saved["hyper_parameters"][name]
-    torch.save(saved, path)
-    longer = config.changed(max_epochs=2, ckpt_path=path)
-    assert "val/acc" in kvt.train(longer, "child", test=False).metrics
-    with pytest.raises(UserError, match="made with norm=post, not pre"):
-        kvt.train(longer.changed(norm="pre"), "other", test=False)
 
 
 @pytest.mark.parametrize(
