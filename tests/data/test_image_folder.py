@@ -3,9 +3,7 @@
 import os
 import re
 import shutil
-import struct
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from torchvision import datasets
 
 from kvt.data.image_files import list_folder
 from kvt.data.images import DecodedSource
-from kvt.tasks import Images
 from tests.conftest import REPOSITORY, SMALL_IMAGES, write_images
 from tests.data.helpers import fork, run_twice_at_once, user_error
 from tests.helpers.spoiling import clear, cut
@@ -85,14 +82,6 @@ def test_formats_and_nested_folders_are_read_to_the_pixel(tmp_path, mode, channe
     assert len(decoded(root)[0]) == 10
 
 
-def test_of_an_animation_the_first_picture_is_read(tmp_path):
-    write_folder(tmp_path / "pets", "L")
-    first, *others = (np.random.default_rng(seed).integers(0, 256, (4, 5), dtype=np.uint8) for seed in range(3))
-    path = tmp_path / "pets/train/cat/9.gif"
-    Image.fromarray(first).save(path, save_all=True, append_images=[Image.fromarray(other) for other in others])
-    assert np.array_equal(decoded(tmp_path / "pets")[0][-1].max(0).values.numpy(), first)
-
-
 def test_grey_images_in_a_colour_folder_become_rgb(pets):
     grey = write(pets / "train/cat/9.png", "L")
     assert np.array_equal(decoded(pets)[0][-1].numpy(), np.stack([grey] * 3))
@@ -104,122 +93,6 @@ def test_a_folder_is_coloured_if_any_image_is(tmp_path):
     write(tmp_path / "pets/test/cat/9.png", "RGB")
     assert source(tmp_path / "pets").shape == (3, 4, 5)
     assert decoded(tmp_path / "pets")[0].shape[1] == 3
-
-
-def test_photographs_are_upright(pets):
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: what is stored is to be turned by 90° clockwise
-    Image.fromarray(pixels).save(pets / "train/cat/9.png", exif=exif)
-    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), np.rot90(pixels, -1))
-
-
-def save_tiff(path: Path, levels: np.ndarray, bits: int, photometric: int) -> None:
-    """An uncompressed TIFF of grey levels, which PIL does not write."""
-    if bits == 12:
-        flat = levels.reshape(len(levels), -1)
-        flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))  # a row ends with a whole byte
-        first, second = flat[:, 0::2], flat[:, 1::2]
-        packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=2).astype(np.uint8)
-        data = b"".join(row.tobytes()[: -(-levels.shape[1] * 12 // 8)] for row in packed)
-    else:
-        data = levels.astype("<u2").tobytes()
-    height, width = levels.shape
-    tags = [(256, 4, width), (257, 4, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric), (273, 4, 8)]
-    tags += [(277, 3, 1), (278, 4, height), (279, 4, len(data))]
-    directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
-    head = b"II*\0" + struct.pack("<I", 8 + len(data))
-    path.write_bytes(head + data + struct.pack("<H", len(tags)) + directory + bytes(4))
-
-
-SIXTEEN = {  # what saves grey levels of 16 bits, and what is taken
-    "png": (lambda path, levels: Image.fromarray(levels).save(path.with_suffix(".png")), lambda x: x >> 8),
-    "tiff": (lambda path, levels: Image.fromarray(levels).save(path.with_suffix(".tiff")), lambda x: x >> 8),
-    "tiff, 0 is white": (lambda path, x: save_tiff(path.with_suffix(".tif"), x, 16, 0), lambda x: 255 - (x >> 8)),
-    "tiff of 12 bits": (lambda path, x: save_tiff(path.with_suffix(".tif"), x >> 4, 12, 1), lambda x: x >> 8),
-    "pgm": (
-        lambda path, x: path.with_suffix(".pgm").write_bytes(b"P5\n5 4\n65535\n" + x.astype(">u2").tobytes()),
-        lambda x: x >> 8,
-    ),
-    "png with a transparent level": (
-        lambda path, x: Image.fromarray(x).save(path.with_suffix(".png"), transparency=int(x[1, 2])),
-        lambda x: np.where(x == x[1, 2], 255, x >> 8),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SIXTEEN)
-def test_of_16_bits_the_upper_8_are_taken(tmp_path, kind):
-    save, taken = SIXTEEN[kind]
-    write_folder(tmp_path / "pets", "L")
-    levels = np.random.default_rng(0).integers(0, 2**16, (4, 5), dtype=np.uint16)
-    save(tmp_path / "pets/train/cat/9", levels)
-    assert np.array_equal(decoded(tmp_path / "pets")[0][-1, 0].numpy(), taken(levels))
-
-
-def save_png_of_48_bits(path: Path, pixels: np.ndarray, hidden: np.ndarray) -> None:
-    """A PNG with a transparent colour, which PIL does not write."""
-    height, width, _ = pixels.shape
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
-        b"tRNS": hidden.astype(">u2").tobytes(),
-        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)),
-        b"IEND": b"",
-    }
-    parts = (struct.pack(">I", len(c)) + t + c + struct.pack(">I", zlib.crc32(t + c)) for t, c in chunks.items())
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-
-
-def test_a_transparent_colour_of_16_bits_is_over_white(pets):
-    pixels = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype=np.uint16)
-    pixels[2, 3] = pixels[1, 1] << 8  # whose upper bytes are the lower ones of the transparent colour
-    save_png_of_48_bits(pets / "train/cat/9.png", pixels, pixels[1, 1])
-    expected = pixels >> 8
-    expected[1, 1] = 255
-    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
-
-
-@pytest.mark.parametrize("mode", ["CMYK", "P", "RGBA", "LA", "1"])
-def test_other_modes_are_read_as_pil_converts_them(pets, mode):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)).convert(mode)
-    image.save(pets / "train/cat/9.tiff")
-    expected = np.asarray(image.convert("L").convert("RGB") if mode in ("LA", "1") else image.convert("RGB"))
-    assert np.array_equal(decoded(pets)[0][-1].permute(1, 2, 0).numpy(), expected)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
-def test_what_is_transparent_is_over_white(tmp_path, mode):
-    """Whatever its invisible colour; a file of mode P, L or RGB names one that is transparent."""
-    generator = np.random.default_rng(0)
-    is_grey = mode in ("L", "LA")
-    colours = generator.integers(0, 200, (4, 5, 3 - 2 * is_grey), dtype=np.uint8).repeat(1 + 2 * is_grey, axis=2)
-    alpha = generator.integers(0, 256, (4, 5, 1))
-    write_folder(tmp_path / "pets", "L" if is_grey else "RGB")
-    path, hidden = tmp_path / "pets/train/cat/9.png", (7, 7, 7)
-    if mode in ("RGBA", "LA"):
-        seen = colours[..., :1] if is_grey else colours
-        Image.fromarray(np.concatenate([seen, alpha.astype(np.uint8)], axis=2)).save(path)
-    else:
-        alpha = 255 * (alpha > 99)
-        seen = np.where(alpha > 0, colours, hidden).astype(np.uint8)
-        seen[(seen == hidden).all(2) & (alpha[..., 0] > 0)] += 1
-        image = Image.fromarray(seen).convert(mode, palette=Image.Palette.ADAPTIVE)
-        named = {"P": lambda: image.getpixel(tuple(np.argwhere(alpha[..., 0] == 0)[0][::-1])), "L": lambda: hidden[0]}
-        image.save(path, transparency=named.get(mode, lambda: hidden)())
-        seen = seen[..., :1] if is_grey else seen
-    expected = seen * (alpha / 255) + 255 * (1 - alpha / 255)
-    found = decoded(tmp_path / "pets")[0][-1].permute(1, 2, 0).numpy()
-    assert found.shape[2] == expected.shape[2]
-    assert np.abs(found - expected).max() < 1
-
-
-def test_a_picture_that_is_too_large_says_how_large(pets):
-    path = pets / "train/cat/9.png"
-    Image.new("1", (14_000, 14_000)).save(path)
-    message = user_error(lambda: source(pets).prepare())
-    assert message.startswith(f"{path} is too large: ")
-    assert "196000000" in message
-    assert str(2 * (Image.MAX_IMAGE_PIXELS or 0)) in message
 
 
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (33, 70), (8, 8), (5, 3)])
@@ -272,26 +145,6 @@ def test_splits_may_have_other_names(pets, name):
     assert "both the split" in user_error(lambda: list_folder(pets))
 
 
-def test_what_is_in_no_split_is_told(pets):
-    assert list_folder(pets).left_out is None
-    write(pets / "extra/cat/0.png")
-    write(pets / "train/9.png")
-    for name in ("train/cat/notes.txt", "test/ant/9.avif"):
-        (pets / name).write_text("no image")
-    told = "the folder extra, 3 of 11 files, which are not images in a class folder, such as test/ant/9.avif"
-    assert list_folder(pets).left_out == told
-    data = Images(root=str(pets), val_size=2, data_dir=str(pets.parent))
-    data.prepare_data()
-    data.setup("fit")
-    assert data.notes["left_out"] == told
-
-
-@pytest.mark.parametrize(("ending", "kind"), [("jfif", "JPEG"), ("jpe", "JPEG"), ("pbm", "PPM")])
-def test_every_ending_of_a_format_is_read(pets, ending, kind):
-    Image.new("1", (5, 4), 1).convert("1" if kind == "PPM" else "RGB").save(pets / f"train/cat/9.{ending}", kind)
-    assert (decoded(pets)[0][-1] > 250).all()
-
-
 def test_a_class_without_test_images_is_allowed(pets):
     write(pets / "train/bee/0.png")
     assert decoded(pets, "test")[1].tolist() == [0, 2]
@@ -303,10 +156,6 @@ def up(link: Path, target: str) -> None:
 
 # what somebody, or a program, leaves in a folder of images
 CLUTTER = {
-    "link to all classes": lambda p: up(p / "train/ant/up", ".."),
-    "link to the other class": lambda p: up(p / "train/ant/cats", "../cat"),
-    "link to the root": lambda p: up(p / "train/cat/up", "../.."),
-    "link from a class before": lambda p: up(p / "test/ant/a", "../../train"),
     "notebook": lambda p: shutil.copytree(p / "train/cat", p / "train/cat/.ipynb_checkpoints"),
     "notebook among classes": lambda p: shutil.copytree(p / "train/cat", p / "train/.ipynb_checkpoints"),
     "Mac's halves": lambda p: (p / "train/cat/._0.png").write_bytes(b"\0\5\x16\7"),
@@ -316,28 +165,10 @@ CLUTTER = {
 
 
 @pytest.mark.parametrize("clutter", CLUTTER)
-@pytest.mark.parametrize("has_classes", [True, False])
-def test_each_image_is_read_once_and_clutter_is_none(pets, clutter, has_classes):
-    if not has_classes:
-        (pets / "train").rename(pets / "more")
+def test_each_image_is_read_once_and_clutter_is_none(pets, clutter):
     before = list_folder(pets)
-    if not has_classes:
-        (pets / "more").rename(pets / "train")
     CLUTTER[clutter](pets)
-    if not has_classes:
-        (pets / "train").rename(pets / "more")
-    assert list_folder(pets)._replace(left_out=None) == before  # it counts a dead link
-
-
-def test_a_class_may_be_a_link(pets):
-    before = decoded(pets)
-    (pets / "train/cat").rename(pets.parent / "cats")
-    up(pets / "train/cat", str(pets.parent / "cats"))
-    assert all(map(torch.equal, decoded(pets), before))
-
-
-def _too_many_bits(path: Path) -> None:
-    Image.fromarray((np.arange(20).reshape(4, 5) * 3000).astype(np.int32)).save(path)
+    assert list_folder(pets) == before
 
 
 # name: (what is done to the folder `pets`, the path that the message begins with, words of the message)
@@ -352,7 +183,6 @@ MISTAKES = {
     "dead link": (lambda p: (p / "test/cat/9.png").symlink_to("gone"), "test/cat/9.png", "replace or remove"),
     "cut": (lambda p: cut(p / "train/cat/1.png", 0.7), "train/cat/1.png", "replace or remove it"),
     "size": (lambda p: write(p / "train/cat/1.png", size=(4, 5)), "train/cat/1.png", "is 4x5 pixels,"),
-    "16 bits": (lambda p: _too_many_bits(p / "train/cat/1.tiff"), "train/cat/1.tiff", "more than 16 bits"),
 }
 
 
@@ -404,14 +234,6 @@ def test_a_damaged_cache_is_made_again(pets, part):
     [path] = cache_files(pets)
     cut(path, part)
     assert torch.equal(decoded(pets)[0], before)
-
-
-def test_what_a_killed_process_left_is_removed(pets):
-    leftover = pets.parent / "data/.cache/pets-0123.pt.4567.tmp"
-    leftover.parent.mkdir(parents=True)
-    leftover.touch()
-    source(pets).prepare()
-    assert cache_files(pets, "*.tmp") == []
 
 
 def test_of_two_processes_one_decodes(pets, monkeypatch):

@@ -1,6 +1,5 @@
 """torchvision's data sets, read where torchvision keeps them or downloaded."""
 
-import gzip
 import hashlib
 import os
 import pickle
@@ -104,35 +103,6 @@ def test_a_missing_or_broken_file_without_archive_or_network(tmp_path, capfd, ra
     for words in ("t10k-labels-idx1-ubyte.gz", f"{tmp_path}/data/mnist/train/<class>/", "no network", "--data_dir"):
         assert words in message
     assert capfd.readouterr() == ("", "")
-
-
-def archives(raw: Path, monkeypatch) -> dict[str, bytes]:
-    """The files there as archives; their hashes replace the known ones of MNIST."""
-    packed = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in sorted(raw.iterdir())}
-    known = {name: hashlib.sha256(content).hexdigest() for name, content in packed.items()}
-    monkeypatch.setitem(module.SETS, "mnist", replace(module.SETS["mnist"], files=known))
-    return packed
-
-
-@pytest.mark.usefixtures("offline")
-def test_half_unpacked_files_are_unpacked_again_from_their_archives(tmp_path, raw, monkeypatch):
-    for name, content in archives(raw, monkeypatch).items():
-        (raw / name).write_bytes(content)
-        unpacked = (raw / name).with_suffix("")
-        unpacked.write_bytes(unpacked.read_bytes()[:-3])  # what a process killed while unpacking leaves
-    mnist = open_images("mnist", tmp_path / "data")
-    mnist.prepare()
-    assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
-
-
-@pytest.mark.usefixtures("offline")
-def test_archives_that_another_program_has_packed_are_read(tmp_path, raw):
-    for path in [*raw.iterdir()]:
-        (raw / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), compresslevel=1, mtime=5))
-        path.unlink()
-    mnist = open_images("mnist", tmp_path / "data")
-    mnist.prepare()
-    assert np.array_equal(mnist.load("test")[0].numpy(), mnist_files()["t10k-images-idx3-ubyte"][:, None])
 
 
 @pytest.mark.usefixtures("offline")

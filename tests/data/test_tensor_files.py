@@ -4,14 +4,10 @@ import os
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
-from kvt.cli.lightning_cli import run_words
 from kvt.tasks.anomaly import FeatureFile
-from tests.conftest import CONFIGS, QUIET, SMALL, write_features
+from tests.conftest import write_features
 from tests.data.helpers import user_error
-from tests.helpers.hostile import fuzz
-from tests.helpers.spoiling import CUT, FILL, REPLACE, clear
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -103,26 +99,3 @@ def test_files_that_cannot_be_read(tmp_path, content):
     assert "not a readable feature file" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
     assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "nowhere.pt"))
     assert "is a folder" in user_error(lambda: FeatureFile(tmp_path))
-
-
-def fit(*flags: str) -> None:
-    short = ["--set_size", "4", "--val_size", "0.4", "--fast_dev_run", "1"]
-    run_words(["run", "--config", str(CONFIGS / "anomaly.yaml"), *QUIET, *SMALL["anomaly"], *short, *flags])
-
-
-@fuzz(
-    0.05,
-    mistake=st.none() | st.sampled_from([*MISTAKES]),
-    spoil=st.none() | CUT | FILL | REPLACE,
-)
-def test_files(held, in_tmp_dir, mistake, spoil):
-    clear(in_tmp_dir)
-    write_features(path := in_tmp_dir / "own.pt", classes=3, width=5, train=10)
-    if mistake:
-        torch.save(MISTAKES[mistake][0], path)
-    whole = path.read_bytes()
-    if spoil:
-        spoil(path)
-    line = held(lambda: fit("--features", "own.pt"), "own.pt")
-    assert not (in_tmp_dir / "ran").exists()
-    assert (line is None) == (mistake is None and path.is_file() and path.read_bytes() == whole)

@@ -21,7 +21,6 @@ from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_s
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
-from kvt.tasks.language import SIZES
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"
@@ -231,68 +230,6 @@ def test_the_order_of_files_is_random_and_depends_on_their_names_alone(tmp_path)
     assert order != "".join(f"{number:02}" for number in range(30))
 
 
-def test_hidden_files_and_those_that_are_no_text_are_left_out(tmp_path):
-    root = folder(tmp_path, "one", "two")
-    (root / "picture.txt").write_bytes(b"\xff\xd8\xff")
-    (root / ".git").mkdir()
-    (root / ".git" / "config.txt").write_text("hidden")
-    (root / "empty.txt").touch()
-    (root / "other.md").write_text("three")
-    assert Bytes().text(token_file(Corpus(root, "*.txt"), tmp_path).load().tolist()) in ("onetwo", "twoone")
-    with pytest.raises(UserError, match="is not UTF-8 at byte 0"):
-        token_file(Corpus(root / "picture.txt"), tmp_path)
-    with pytest.raises(UserError, match=r"no file with content matches --pattern '\*.py'"):
-        token_file(Corpus(root, "*.py"), tmp_path)
-
-
-def test_a_file_is_a_text_as_a_whole_or_left_out_and_it_is_said_how_many_are(tmp_path, monkeypatch, capfd):
-    """Also a file that is read in several pieces."""
-    monkeypatch.setattr(documents, "PIECE", 50)
-    root = folder(tmp_path, *("A text of thirty-six characters or so." for _ in range(4)))
-    for number in range(2):
-        (root / f"latin{number}.txt").write_bytes(
-            b"A good begin.\n" * 9 + "Über\n".encode("latin1") + b"A good end.\n" * 9
-        )
-    data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
-    for _ in range(2):  # the second time from the cache
-        data.setup("fit")
-        said = capfd.readouterr().err
-        assert "left out: 2 of 6 files, which are not UTF-8, such as latin" in said
-        assert len([line for line in said.splitlines() if "left out" in line]) == 1
-        assert said.strip().endswith(data.notes["left_out"])
-        assert "good" not in data.tokens.text(data.splits["val"][2].tolist())
-        data = TextTokens(text=str(root), length=8, val_size=0.3, data_dir=str(tmp_path))
-    for path in root.glob("[0-9].txt"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"none of 2 files is a text, for example: .*latin.\.txt is not UTF-8 at byte"):
-        token_file(Corpus(root), tmp_path)
-
-
-def test_what_was_encoded_before_a_kill_is_not_encoded_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "PIECE", 100)
-    corpus = Corpus(folder(tmp_path, *[POEM] * 6))
-    whole = token_file(corpus, tmp_path / "whole").load()
-    encode, calls = TokenFile._encode, []
-
-    def until_killed(self, documents):
-        calls.append(None)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return encode(self, documents)
-
-    monkeypatch.setattr(TokenFile, "_encode", until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        token_file(corpus, tmp_path)
-    file = token_file(corpus, tmp_path)
-    assert len(calls) == 4 + 3
-    assert torch.equal(file.load(), whole)
-    assert sorted(path.name for path in file.folder.iterdir()) == ["about.json", "tokens.bin"]
-    with file.path.open("r+b") as content:
-        content.truncate(100)
-    with pytest.raises(UserError, match="is damaged: remove"):
-        file.load()
-
-
 # ---- windows -------------------------------------------------------------------------------------
 
 
@@ -448,16 +385,6 @@ def test_recomputing_changes_no_gradient(tmp_path):
         gradients.append([parameter.grad for parameter in task.parameters()])
     for kept, again in zip(*gradients, strict=True):
         torch.testing.assert_close(again, kept)
-
-
-@pytest.mark.parametrize(("size", "millions"), [("tiny", 0.8), ("small", 10.6), ("base", 85.1), ("follow-up", 252)])
-def test_a_size_has_the_parameters_that_its_help_says(size, millions):
-    """Without the embeddings, which depend on vocabulary and length."""
-    with torch.device("meta"):
-        task = LanguageModelTask({"tokenizer": "bytes", "length": 8}, attn="qkv", size=size)
-    embeddings = (257 + 8) * SIZES[size][0] + 257
-    count = sum(parameter.numel() for parameter in task.parameters()) - embeddings
-    assert count / 1e6 == pytest.approx(millions, rel=0.02)
 
 
 def test_an_untrained_model_knows_nothing(tmp_path):
