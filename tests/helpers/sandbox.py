@@ -93,16 +93,6 @@ def disk(path: Path, kibibytes: int = 2**20, files: int = 10_000, there: bool = 
     _checked(LIBC.mount(b"tmpfs", os.fsencode(path), b"tmpfs", REMOUNT if there else 0, room))
 
 
-def leave(path: Path, kibibytes: int | None, files: int | None) -> None:
-    """Resize a disk so that it has room for this much more; None for plenty."""
-    counted, room = os.statvfs(path), {}
-    if kibibytes is not None:
-        room["kibibytes"] = kibibytes + (counted.f_blocks - counted.f_bfree) * counted.f_frsize // 1024
-    if files is not None:
-        room["files"] = files + counted.f_files - counted.f_ffree
-    disk(path, there=True, **room)
-
-
 def read_only(path: Path) -> None:
     """Make a folder one that not even root can write."""
     _checked(LIBC.mount(os.fsencode(path), os.fsencode(path), None, BIND, None))

@@ -19,15 +19,6 @@ def flip(path: Path, at: float, bits: int) -> None:
     path.write_bytes(raw)
 
 
-def replace(path: Path, by: str) -> None:
-    """Put something in its place that is not a file."""
-    path.unlink()
-    if by == "folder":
-        path.mkdir()
-    elif by == "broken link":
-        path.symlink_to("nowhere")
-
-
 def clear(folder: Path) -> None:
     """Remove everything in a folder."""
     for path in folder.iterdir():
@@ -45,7 +36,6 @@ CUT = st.builds(lambda keep: partial(cut, keep=keep), st.floats(0, 1))
 FLIP = st.builds(lambda at, bits: partial(flip, at=at, bits=bits), st.floats(0, 1), st.integers(1, 255))
 CONTENTS = st.sampled_from([b"", b"\0" * 999, b"GIF89a", b"PK\x03\x04"]) | st.binary()
 FILL = st.builds(lambda content: lambda path: path.write_bytes(content), CONTENTS)
-REPLACE = st.sampled_from([partial(replace, by=by) for by in ("nothing", "folder", "broken link")])
 
 
 @st.composite

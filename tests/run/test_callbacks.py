@@ -17,7 +17,7 @@ from kvt.run.callbacks import ProgressBar
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder
 from kvt.run.run import build, make_trainer
-from kvt.run.settings import REFUSED, trainer_objects
+from kvt.run.settings import trainer_objects
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
@@ -99,13 +99,6 @@ def test_what_makes_a_record_untrue_is_refused(mistake, name):
     callback = trainer_objects({"callbacks": config.trainer["callbacks"]})["callbacks"][0]
     with pytest.raises(UserError, match=re.escape(told.removeprefix("error: ").strip())):
         kvt.train(REVERSE, callbacks=[callback])
-
-
-def test_each_refusal_names_its_remedy():
-    for cls, (_, remedy) in REFUSED.items():
-        named = [REFUSALS[name] for name in REFUSALS if issubclass(getattr(theirs, name), cls)]
-        assert named
-        assert all(told in remedy for told in named)
 
 
 def test_a_class_derived_from_a_refused_one_is_refused_whoever_adds_it(in_tmp_dir, monkeypatch):

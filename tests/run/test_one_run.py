@@ -1,8 +1,6 @@
 """A run is one thing: its folder, its configuration and its result belong together, however it is made."""
 
 import json
-import re
-import shlex
 import shutil
 import signal
 from dataclasses import replace
@@ -18,7 +16,6 @@ import kvt
 from kvt import train
 from kvt.cli.lightning_cli import run_words
 from kvt.run.folder import is_in_use
-from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
@@ -171,32 +168,11 @@ def test_a_folder_holds_one_run(in_tmp_dir):
     assert contents(Path("mine")) == before
 
 
-def test_a_run_that_never_trained_takes_only_its_own_folders_along(in_tmp_dir):
-    Path("mine").mkdir()
-    with pytest.raises(UserError, match="nothing was trained"):
-        kvt.train(REVERSE.changed(max_epochs=0), "mine/study/run")
-    assert [*in_tmp_dir.rglob("*")] == [in_tmp_dir / "mine"]
-
-
 @pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_time": "00:00:00:00"}])
 def test_limits_of_a_run_that_continues_another_cover_both(in_tmp_dir, limit):
     last = kvt.train(REVERSE).folder / "checkpoints" / "last.ckpt"
     with pytest.raises(UserError, match="nothing was trained: --max_epochs, --max_steps and --max_time include"):
         kvt.train(kvt.RunConfig.from_checkpoint(last).changed(**{"max_epochs": 2} | limit))
-
-
-@pytest.mark.parametrize("files", [[], ["notes.txt"]])
-def test_a_run_that_never_trained_leaves_a_folder_as_it_was(in_tmp_dir, files):
-    """So that the same folder takes the run once the mistake is mended."""
-    mine = Path("mine")
-    mine.mkdir()
-    for name in files:
-        (mine / name).write_text("mine")
-    before = contents(mine)
-    with pytest.raises(FailureError):
-        kvt.train(REVERSE, mine, callbacks=[Fail(after=0)])
-    assert contents(mine) == before
-    assert kvt.train(REVERSE, mine).folder == mine.resolve()
 
 
 def test_a_run_that_failed_is_left_to_others(in_tmp_dir):
@@ -214,28 +190,6 @@ def test_callbacks_of_ones_own_find_the_folder_and_its_loggers(in_tmp_dir):
     folder = kvt.train(REVERSE.merged({"trainer": {"callbacks": monitor}}), callbacks=[asks]).folder
     assert asks.log_dir == str(folder)
     assert asks.loggers
-
-
-def test_a_remedy_can_be_pasted_into_a_shell(in_tmp_dir):
-    name = "it's my run"
-    last = kvt.train(REVERSE, name).folder / "checkpoints" / "last.ckpt"
-    remedy = f"start a new run from --ckpt_path {shlex.quote(str(last))}"
-    (last.parent / "best.ckpt").unlink()
-    with pytest.raises(UserError, match=re.escape(remedy)):
-        kvt.train(REVERSE.changed(max_epochs=2), name, resume=True)
-
-
-def test_a_run_of_an_older_version_is_not_resumed(mistake, in_tmp_dir):
-    """Whose checkpoints lack the history; training can continue from them, in a new run."""
-    folder = kvt.train(REVERSE).folder
-    (folder / "result.json").unlink()
-    last = folder / "checkpoints" / "last.ckpt"
-    content = torch.load(last, weights_only=True)
-    del content["callbacks"]["Recorder"]
-    torch.save(content, last)
-    line = mistake(lambda: run(lambda: run_words(["fit", "--resume", str(folder), *QUIET[:2]])))
-    assert f"made by another version of kvt: start a new run from --ckpt_path {shlex.quote(str(last))}" in line
-    assert kvt.train(REVERSE.changed(ckpt_path=str(last), max_epochs=2)).folder != folder
 
 
 def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_tmp_dir):

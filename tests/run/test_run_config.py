@@ -1,7 +1,6 @@
 """A configuration and its views: flat settings, a name, the words that ask for it, what differs from another."""
 
 import math
-from dataclasses import replace
 from datetime import timedelta
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -9,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping
 
 from kvt import RunConfig
-from kvt.cli.lightning_cli import read_words
 from kvt.system.errors import UserError
 
 DECAYING = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
@@ -57,15 +54,6 @@ def test_places_and_output_are_no_part_of_it(config):
     assert (elsewhere.name, elsewhere.flat) == (config.name, config.flat)
 
 
-def test_a_setting_that_is_newer_than_another_has_its_default_there(config):
-    """And nothing of the other is imported."""
-    default = config.changed(pos_dim=config.defaults["model.pos_dim"])
-    without = {name: value for name, value in default.model["init_args"].items() if name != "pos_dim"}
-    assert default.differences(replace(default, model={**default.model, "init_args": without})) == []
-    stranger = replace(config, model={**config.model, "class_path": "nowhere.Task"})
-    assert config.differences(stranger) == [("model.class", config.model["class_path"], "nowhere.Task")]
-
-
 def optimizer(**settings):
     return {"optimizer": {**DECAYING, "init_args": settings}}
 
@@ -101,27 +89,6 @@ def test_settings_become_plain_data(config, strange, same):
     found = config.changed(**strange)
     assert found.as_dict() == config.changed(**same).as_dict()
     assert yaml.safe_load(yaml.safe_dump(found.as_dict())) == found.as_dict()
-
-
-def test_defaults_of_callbacks_become_plain_data():
-    """Timer's interval is a member of an enumeration, BackboneFinetuning's function is one of a module."""
-    argvs = [["run", "reverse", f"--callbacks={name}"] for name in ("Timer", "BackboneFinetuning")]
-    configs = [read_words(argv).config for argv in argvs]
-    timer, finetuning = (one.trainer["callbacks"] for one in configs)
-    assert type(timer["init_args"]["interval"]) is str
-    assert finetuning["init_args"]["lambda_func"] == "lightning.pytorch.callbacks.finetuning.multiplicative"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"callbacks": [EarlyStopping("val/loss")]}, "no object of EarlyStopping: name its class_path"),
-        ({"attn_kwargs": {"score": lambda x: x}}, "define it in a module"),
-    ],
-)
-def test_objects_are_no_settings(config, settings, said):
-    with pytest.raises(UserError, match=said):
-        config.changed(**settings)
 
 
 @pytest.mark.parametrize(("setting", "said"), [({"lr": float("nan")}, "--lr=nan"), ({"dim": None}, "dim=None")])

@@ -216,12 +216,3 @@ def test_nothing_is_downloaded_before_data_are_prepared(tmp_path, offline, kind)
     data = kind(data_dir=str(tmp_path))
     assert "no network" in user_error(data.prepare_data)
     assert [*Path(tmp_path).rglob("*.part")] == []
-
-
-def test_a_setting_of_the_task_that_is_newer_than_the_checkpoint_has_had_its_default(kvt, trained, mistake):
-    content = torch.load(trained("language_model"), weights_only=True)
-    del content["hyper_parameters"]["share_layers"]
-    torch.save(content, "old.ckpt")
-    kvt("validate", "--ckpt_path", "old.ckpt")
-    line = mistake(kvt, "validate", "--ckpt_path", "old.ckpt", "--share_layers", "2", "--attn", "qkv")
-    assert "made with attn=kv, not qkv" in line
