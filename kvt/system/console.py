@@ -16,7 +16,6 @@ from difflib import get_close_matches
 from io import TextIOWrapper
 from secrets import token_hex
 from tempfile import gettempdir
-from types import ModuleType
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
@@ -246,12 +245,6 @@ def run(command: Callable[[], object]) -> None:
         if not _is_first_to_fail():
             sys.exit(1 if message is None else 2)
         if message is None:
-            module = getattr(error, "obj", None)
-            if isinstance(error, ImportError):
-                module = sys.modules.get((error.name or "").partition(".")[0])
-            if isinstance(module, ModuleType):  # a user's file may hide a package of the same name
-                place = getattr(module, "__file__", None) or getattr(module, "__path__", "Python")
-                error.add_note(f"{module.__name__} was imported from {place}")
             if rank := _rank():
                 error.add_note(f"{rank}this process of the run is the first that failed")
             raise
