@@ -204,13 +204,9 @@ def reports(_: Side, side: Side, commit: str) -> Iterator[str]:
         if not (written := folder / "out" / "report.md").is_file():
             yield f"{name}: {(folder / 'errors').read_text()}"
             continue
-        old, new = (
-            git("show", f"{commit}:{RECORDS / name / 'report.md'}").splitlines(),
-            written.read_text().splitlines(),
-        )
-        yield from (
-            f"{name}: {line}" for line in [*unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")][2:]
-        )
+        old = git("show", f"{commit}:{RECORDS / name / 'report.md'}").splitlines()
+        new = written.read_text().splitlines()
+        yield from (f"{name}: {line}" for line in unified_diff(old, new, n=0, lineterm=""))
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

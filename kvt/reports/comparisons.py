@@ -173,9 +173,14 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(runs: pd.DataFrame, table: Table) -> set[str]:
-    """Return the attentions with a run that has diverged or failed, or whose metric is not finite."""
-    ended = runs[runs.state.isin((State.FINISHED, State.DIVERGED, State.FAILED))]
-    return {*ended.attention[~ended.name.isin(_known(ended, table).name)]}
+    """Return the attentions with a run that has diverged or failed, or whose metric is not finite.
+
+    A mean over training is also unknown for a finished run whose record has no history. Such a run is not lost.
+    """
+    lost = runs.state.isin((State.DIVERGED, State.FAILED))
+    if not table.over_training:
+        lost |= (runs.state == State.FINISHED) & ~runs.name.isin(_known(runs, table).name)
+    return {*runs.attention[lost]}
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
