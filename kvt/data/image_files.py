@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from kvt.data.tensor_files import SPLITS, splits_among
+from kvt.data.texts import nfc
 from kvt.system.errors import UserError
 from kvt.system.files import is_hidden, list_files
 
@@ -69,7 +70,7 @@ def list_folder(root: Path) -> Listing:
     for path in images:
         folder, *below = path.relative_to(root).parts
         if folder in found and len(below) > 1:
-            found[folder][below[0]].append(str(path))
+            found[folder][nfc(below[0])].append(str(path))
     label = {name: number for number, name in enumerate(found[folders["train"]])}
     splits: dict[str, list[ImageFile]] = {}
     for split, folder in folders.items():
@@ -102,9 +103,9 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
 
 
 def _classes(folder: Path) -> list[str]:
-    """Return the sorted names of the subfolders of a folder; raise UserError if the folder has no subfolders."""
+    """Return the sorted names, in NFC, of the subfolders of a folder; raise UserError if there are no subfolders."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
+        names = sorted(nfc(entry.name) for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
     except OSError as error:
         raise UserError(f"{folder.parent} needs train/<class>/ and test/<class>/: {error}") from error
     if not names:

@@ -31,7 +31,7 @@ from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import once
-from kvt.data.texts import LIBRARY, Corpus, fingerprint, read_text
+from kvt.data.texts import LIBRARY, Corpus, fingerprint, nfc, read_text
 from kvt.data.tokens import (
     IGNORE,
     Bytes,
@@ -205,6 +205,8 @@ class Characters(TextData):
     The vocabulary has the characters of the whole text. `kvt validate` with another text evaluates a checkpoint on the
     whole text. All characters of that text must be in the checkpoint's vocabulary.
 
+    The text is read in Unicode's form NFC.
+
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
             where NAME may be a folder. Default: tiny Shakespeare, with 1,115,394 characters, of which 65 are distinct.
@@ -235,12 +237,12 @@ class Characters(TextData):
     def parts(self) -> tuple[str, str]:
         """The training part and the validation part of the text."""
         if self.path and is_hub(self.path):
-            texts = read_texts(str(self.path))
+            texts = {split: nfc(text) for split, text in read_texts(str(self.path)).items()}
             if "val" in texts:
                 return texts["train"], texts["val"]
             text = texts["train"]
         else:
-            text = read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
+            text = nfc(read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt")))
         train_size = len(text) - min(round(self.val_size * len(text)), len(text))
         return text[:train_size], text[train_size:]
 
@@ -537,6 +539,7 @@ class LanguageTask(BlockTask, Classification):
         require_seed(seed)
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
+        stop = nfc(stop) if stop and isinstance(self.vocabulary, Vocabulary) else stop
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
         draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}

@@ -30,7 +30,7 @@ from kvt.data.download import Remote, download
 from kvt.data.hub import is_hub
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.tensor_files import SPLIT_NAMES
-from kvt.data.texts import fingerprint, read_text
+from kvt.data.texts import fingerprint, nfc, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
@@ -83,9 +83,9 @@ Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (
 class SentencePairs(TaskData):
     """Padded sentences <bos> … <eos>, int64 (B, M), their translations, int64 (B, N), and row numbers, int64 (B,).
 
-    spaCy's rules split sentences into words and keep case. The vocabularies have the words of the training split. All
-    words outside a vocabulary are <unk>. A training batch has sentences of similar length, and every epoch has a new
-    order of batches.
+    spaCy's rules split sentences into words and keep case, in Unicode's form NFC. The vocabularies have the words of
+    the training split. All words outside a vocabulary are <unk>. A training batch has sentences of similar length, and
+    every epoch has a new order of batches.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
@@ -171,7 +171,8 @@ class SentencePairs(TaskData):
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():
             pairs[split] = []
-            for line, texts in enumerate(lines, start=1):
+            for line, (source, target) in enumerate(lines, start=1):
+                texts = nfc(source), nfc(target)
                 words = [cut(text) for cut, text in zip(splitters, texts, strict=True)]
                 sides = zip(files, words, strict=True)
                 found = [f"{file}, line {line} {fault}" for file, side in sides if (fault := self._fault(side))]
@@ -418,7 +419,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
             raise UserError(f"beam={beam} must be at most {MAX_BEAM}")
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
-            if words := [word for word, _ in split(sentence)]:
+            if words := [word for word, _ in split(nfc(sentence))]:
                 sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
                     raise UserError(f"sentence {row + 1} has {len(words)} words; this model reads at most {most}")
@@ -486,7 +487,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return decode_sorted(decode, sources, PAD_ID, progress, batch_size=max(1, 200 // beam))
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])
+        return nfc(join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"]))
 
     def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
         return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]

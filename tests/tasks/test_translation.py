@@ -1,6 +1,7 @@
 """Translation: encoding, loss and metrics, and a phrase book that is memorised."""
 
 import shutil
+import unicodedata
 from html import unescape
 from pathlib import Path
 
@@ -88,6 +89,34 @@ def test_a_sentence_is_its_words_between_two_ends(data):
     assert " ".join(german[number] for number in unpadded(target)[2]) == "<bos> Der Hund bellt nicht . <eos>"
     assert not (source == SPECIALS.index(UNK)).any()
     assert {split: len(tensors[0]) for split, tensors in data.splits.items()} == {"train": 20, "val": 7, "test": 4}
+
+
+@pytest.mark.parametrize("decomposed", [["test"], ["train", "val", "test"]], ids=["test", "all"])
+def test_a_decomposed_umlaut_is_the_same_letter(root, data, tmp_path, decomposed):
+    """As in files that tools of macOS write."""
+    for path in shutil.copytree(root, tmp_path / "other").iterdir():
+        form = "NFD" if path.stem in decomposed else "NFC"
+        path.write_text(unicodedata.normalize(form, path.read_text(encoding="utf-8")), encoding="utf-8")
+    other = SentencePairs(source="en", target="de", root=str(tmp_path / "other"), batch_size=5, max_len=20)
+    other.setup("fit")
+    assert (other.spec, other.content, other.texts) == (data.spec, data.content, data.texts)
+    for split, tensors in data.splits.items():
+        assert all(map(torch.equal, other.splits[split], tensors))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_model_understands_a_sentence_in_either_form(data, form):
+    """A vocabulary of an earlier version may be decomposed."""
+    torch.manual_seed(0)
+    words = [unicodedata.normalize(form, word) for word in data.spec["target_vocab"]]
+    spec = {**data.spec, "source": "de", "target": "en", "source_vocab": words, "target_vocab": words}
+    task = TranslationTask(spec, dim=32, heads=4, depth=1).eval()
+    seen = []
+    task._translate = lambda sources, *_: seen.append(sources) or [words[1:-1] for words in sources]
+    one, other = (task.translate([unicodedata.normalize(form, "Zwei Männer.")]) for form in ("NFC", "NFD"))
+    assert one == other == ["Zwei Männer."]
+    assert seen[0] == seen[1]
+    assert SPECIALS.index(UNK) not in seen[0][0]
 
 
 def test_a_model_is_tested_on_other_test_files_alone(root, experiment, kvt, tmp_path, capfd):
