@@ -69,7 +69,7 @@ SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
 """The tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
-PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
+UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
 MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no word tokenizer."""
@@ -156,7 +156,14 @@ class SentencePairs(TaskData):
         if not self.root:
             self.note_counts("multi30k", **{split: len(pairs) for split, pairs in self.texts.items()})
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
-        return {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
+        splits = {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
+        shares = [
+            f"{language} {split} {(side == UNK_ID).sum() / ((side == UNK_ID) | (side > EOS_ID)).sum():.2%}"
+            for split, sides in splits.items()
+            for language, side in zip(self.languages, sides, strict=True)
+        ]
+        self.notes["unknown_words"] = f"share of {UNK}: {', '.join(shares)}"
+        return splits
 
     def input_keys(self, split: str) -> list[str]:
         return [source for source, _ in self.texts[split]]
@@ -167,7 +174,7 @@ class SentencePairs(TaskData):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         """A dict that maps each split to its sentence pairs, without pairs that `drop_pairs` leaves out."""
-        splitters, faults = [*map(splitter, self.languages)], []
+        splitters, faults, dropped = [*map(splitter, self.languages)], [], Counter[str]()
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():
             pairs[split] = []
@@ -177,6 +184,7 @@ class SentencePairs(TaskData):
                 sides = zip(files, words, strict=True)
                 found = [f"{file}, line {line} {fault}" for file, side in sides if (fault := self._fault(side))]
                 faults += found[:1]
+                dropped[split] += bool(found)
                 if not found:
                     pairs[split].append((texts, words))
         if faults:
@@ -187,7 +195,7 @@ class SentencePairs(TaskData):
                 raise UserError(f"{count} cannot be used: {some}: {remedy}")
             if empty := [split for split, kept in pairs.items() if not kept]:
                 raise UserError(f"--drop_pairs true leaves no pair in the {empty[0]} split: {faults[0]}")
-            self.notes["dropped_pairs"] = count
+            self.notes["dropped_pairs"] = f"{count}: " + ", ".join(f"{n:,} of {split}" for split, n in dropped.items())
         return pairs
 
     @property

@@ -180,14 +180,26 @@ def test_without_them_the_corpus_is_that_of_the_others(root, data, tmp_path):
     assert left.texts == data.texts
     assert left.spec == data.spec
     assert left.content == data.content
-    assert left.notes == {"dropped_pairs": "5 of 36 pairs"}
-    assert data.notes == {}
+    assert left.notes == {**data.notes, "dropped_pairs": "5 of 36 pairs: 3 of train, 1 of val, 1 of test"}
 
 
 def test_a_result_tells_how_many_pairs_were_left_out(root, experiment, tmp_path):
     words = ["--source=en", "--target=de", f"--root={spoiled(root, tmp_path)}", "--drop_pairs=true", "--max_len=20"]
     result = experiment("translation", *SMALL["translation"], *words)
-    assert result["notes"]["dropped_pairs"] == "5 of 36 pairs"
+    assert result["notes"]["dropped_pairs"] == "5 of 36 pairs: 3 of train, 1 of val, 1 of test"
+
+
+def test_a_result_tells_the_share_of_unknown_words(root, tmp_path):
+    for path in shutil.copytree(root, tmp_path / "other").iterdir():
+        path.write_text({"train": "A cat.\nA dog.", "val": "A cow.", "test": "Two of the cows."}[path.stem])
+    data = SentencePairs(source="en", target="de", root=str(tmp_path / "other"), min_freq=2)
+    data.setup("fit")
+    shares = [
+        f"{language} {split} {share}"
+        for split, share in (("train", "33.33%"), ("val", "33.33%"), ("test", "80.00%"))
+        for language in ("en", "de")
+    ]
+    assert data.notes == {"unknown_words": f"share of <unk>: {', '.join(shares)}"}
 
 
 def test_a_split_of_which_nothing_is_left_is_refused(root):
