@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from kvt.data.tensor_files import SPLITS, splits_among
+from kvt.data.tensor_files import splits_among
 from kvt.data.texts import nfc
 from kvt.system.errors import UserError
 from kvt.system.files import is_hidden, list_files
@@ -35,7 +35,7 @@ class ImageFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Encoded images of the splits "train", "test" and optionally "val", or of "predict" if images have no classes."""
+    """Encoded images of "train", and of "test" or "val" or both, or of "predict" if images have no classes."""
 
     root: str  # folder of the images, or name of the data set in messages
     classes: list[str]
@@ -63,7 +63,10 @@ def list_folder(root: Path) -> Listing:
             paths,
             left_out=_others(files, paths, root),
         )
-    folders = {split: folders.get(split, split) for split in SPLITS + ("val",) * ("val" in folders)}
+    names = [
+        split for split in ("train", "test", "val") if split in folders or (split == "test" and "val" not in folders)
+    ]
+    folders = {split: folders.get(split, split) for split in names}
     found: dict[str, dict[str, list[str]]] = {  # by folder and class
         folder: {name: [] for name in _classes(root / folder)} for folder in folders.values()
     }
