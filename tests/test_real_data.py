@@ -4,6 +4,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from unicodedata import is_normalized
 
 import pandas as pd
 import pytest
@@ -51,6 +52,11 @@ def test_the_published_sets_are_complete(dataset, counts):
     if dataset == "mnist":
         pixels = open_images("mnist", DATA).load("train")[0].float() / 255
         assert [pixels.mean().item(), pixels.std().item()] == pytest.approx([0.1307, 0.3081], abs=1e-4)
+
+
+@pytest.mark.parametrize("path", ["multi30k/*.*", "tinyshakespeare/input.txt"])
+def test_unicodes_composed_form_changes_no_line(path):
+    assert all(is_normalized("NFC", file.read_text(encoding="utf-8")) for file in DATA.glob(path))
 
 
 SMALL_CIFAR10 = f"--root {DATA}/cifar10-small --dim 64 --depth 2 --max_epochs 2"

@@ -1,7 +1,9 @@
 """The models that come with the repository load, and do what their cards say."""
 
+import json
 import re
 import runpy
+from unicodedata import is_normalized
 
 import pytest
 import torch
@@ -32,6 +34,11 @@ def test_a_card_has_the_settings_of_its_model(name):
     assert f"`{type(task).__name__}` with `--attn {task.hparams['attn']}`" in card
     for setting in ("dim", "depth", "heads"):
         assert f"| `{setting}` | {task.hparams[setting]} |" in card
+
+
+def test_no_symbol_of_a_model_changes_in_unicodes_composed_form():
+    specs = [kvt.load(ZOO / f"{name}.ckpt").hparams["spec"] for name in MODELS]
+    assert is_normalized("NFC", json.dumps(specs, ensure_ascii=False))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("reverse")])

@@ -12,7 +12,8 @@ from PIL import Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from kvt.data.tensor_files import SPLITS, splits_among
+from kvt.data.tensor_files import splits_among
+from kvt.data.texts import nfc
 from kvt.system.errors import UserError
 from kvt.system.files import is_hidden, list_files
 
@@ -34,7 +35,7 @@ class ImageFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Encoded images of the splits "train", "test" and optionally "val", or of "predict" if images have no classes."""
+    """Encoded images of "train", and of "test" or "val" or both, or of "predict" if images have no classes."""
 
     root: str  # folder of the images, or name of the data set in messages
     classes: list[str]
@@ -62,14 +63,17 @@ def list_folder(root: Path) -> Listing:
             paths,
             left_out=_others(files, paths, root),
         )
-    folders = {split: folders.get(split, split) for split in SPLITS + ("val",) * ("val" in folders)}
+    names = [
+        split for split in ("train", "test", "val") if split in folders or (split == "test" and "val" not in folders)
+    ]
+    folders = {split: folders.get(split, split) for split in names}
     found: dict[str, dict[str, list[str]]] = {  # by folder and class
         folder: {name: [] for name in _classes(root / folder)} for folder in folders.values()
     }
     for path in images:
         folder, *below = path.relative_to(root).parts
         if folder in found and len(below) > 1:
-            found[folder][below[0]].append(str(path))
+            found[folder][nfc(below[0])].append(str(path))
     label = {name: number for number, name in enumerate(found[folders["train"]])}
     splits: dict[str, list[ImageFile]] = {}
     for split, folder in folders.items():
@@ -102,9 +106,9 @@ def _others(files: list[Path], used: list[str], root: Path, folders: Collection[
 
 
 def _classes(folder: Path) -> list[str]:
-    """Return the sorted names of the subfolders of a folder; raise UserError if the folder has no subfolders."""
+    """Return the sorted names, in NFC, of the subfolders of a folder; raise UserError if there are no subfolders."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
+        names = sorted(nfc(entry.name) for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
     except OSError as error:
         raise UserError(f"{folder.parent} needs train/<class>/ and test/<class>/: {error}") from error
     if not names:

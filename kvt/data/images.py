@@ -65,7 +65,7 @@ def open_images(
 class DecodedSource:
     """Images of any format and size from a folder or a Hugging Face data set, decoded once and cached.
 
-    A folder has images in `root/train/<class>/` and `root/test/<class>/`, and optionally in `root/val/<class>/`.
+    A folder has images in `root/train/<class>/`, and in `root/test/<class>/` or `root/val/<class>/` or both.
     `SPLIT_NAMES` lists other accepted names of the folders train, test and val. Images have the order of torchvision's
     ImageFolder. `list_images` describes how images of a Hugging Face data set are found.
 

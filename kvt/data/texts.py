@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import sysconfig
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +60,11 @@ def fingerprint(text: str) -> str:
 def plain(text: str) -> str:
     r"""Return a text without its byte order mark, and with \r\n replaced by \n."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def nfc(text: str) -> str:
+    """Return a text in Unicode's form NFC, in which "ü" is one character, not "u" and a combining mark."""
+    return unicodedata.normalize("NFC", text)
 
 
 def decode_text(raw: bytes, name: str) -> str:

@@ -23,7 +23,7 @@ from torchtext.vocab import Vocab
 from tqdm import tqdm
 
 from kvt.data.tensor_files import once
-from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint
+from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint, nfc
 from kvt.system.errors import UserError
 from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
 
@@ -48,6 +48,8 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 class Vocabulary:
     """Mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
 
+    Symbols are compared in Unicode's form NFC.
+
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
         separator: string between the symbols of a text: "" for characters, " " for words.
@@ -55,14 +57,14 @@ class Vocabulary:
 
     def __init__(self, vocab: Sequence[str], separator: str = "") -> None:
         self.vocab, self.separator = vocab, separator
-        self.ids = {symbol: i for i, symbol in enumerate(vocab)}
+        self.ids = {nfc(symbol): i for i, symbol in enumerate(vocab)}
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
         """Return the ids of symbols; raise UserError for an unknown symbol if the vocabulary has no `<unk>`."""
         unknown = self.ids.get(UNK)
         encoded = []
         for symbol in symbols:
-            if (i := self.ids.get(symbol, unknown)) is None:
+            if (i := self.ids.get(nfc(symbol), unknown)) is None:
                 raise UserError(f"{symbol!r} is not in the model's vocabulary")
             encoded.append(i)
         return encoded
@@ -73,7 +75,10 @@ class Vocabulary:
     def begin(self, prompt: str) -> list[int]:
         """Return a list with the ids of a prompt; an empty prompt is replaced by the first symbol of `vocab`."""
         prompt = prompt or self.vocab[0]
-        return self.encode(prompt.split() if self.separator else prompt)
+        if self.separator:
+            return self.encode(prompt.split())
+        composed = nfc(prompt)
+        return self.encode(composed if self.ids.keys() >= {*composed} else prompt)
 
     def text(self, ids: Iterable[int]) -> str:
         return self.separator.join(self.decode(ids))

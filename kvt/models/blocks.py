@@ -143,7 +143,7 @@ def stacks_of(model: nn.Module) -> list[Stack]:
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock`s. With causal attention, the stack is the decoder of a language model.
+    """A stack of `EncoderBlock` modules. With causal attention, the stack is the decoder of a language model.
 
     `share_layers` is the number of consecutive layers in a group that shares keys and values. The first layer of a
     group computes keys and values. The other layers of the group compute only queries, and attend to the keys and
@@ -230,7 +230,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(Stack):
-    """A stack of `DecoderBlock`s."""
+    """A stack of `DecoderBlock` modules."""
 
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: Sequence[tuple[KVCache, KVCache]] | None = None

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -117,6 +117,9 @@ def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
         data = make(classes["data"], given["data"] | seed)
         if data.only_predict and source is None:
             raise UserError(data.only_predict)
+        if source and data.measured and isinstance(source.spec, Mapping):
+            own = [name for name in data.measured if name in source.spec and data.hparams[name] is None]
+            data.spec = data.spec | {name: source.spec[name] for name in own}
         if source and (data.only_predict or data.measures_others):
             data.spec = source.spec
         task: Task = make(classes["model"], given["model"] | {"spec": data.spec})

@@ -65,6 +65,8 @@ class BackboneFeatures:
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
         if backbone not in BACKBONES:
             raise unknown("backbone", backbone, BACKBONES)
+        if "test" not in images.splits:
+            raise UserError(f"{images.name} has no test split: sets of images need train/<class>/ and test/<class>/")
         self.images, self.backbone, self.weights = images, backbone, weights
         self.published = get_model_weights(backbone).DEFAULT
         self._network = f"{backbone}\n{_hash_file(weights) if weights else f'{self.published} {self.published.url}'}"

@@ -40,6 +40,7 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec`, measured on training data, that a trained model keeps
     only_predict: str | None = None  # the reason why only `kvt predict` accepts the data; None: the data have targets
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
     measures_others: bool = False  # whether a model may be evaluated on data other than its training data

@@ -24,8 +24,10 @@ from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
 from kvt.data.images import SETS, ImageSet, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
+from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
+from kvt.system.quoting import printable
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
@@ -42,7 +44,7 @@ class Images(TaskData):
 
     Args:
         dataset: {", ".join(SETS)}.
-        root: folder of your own images, with train/, test/ and optionally val/, each with one subfolder per class; or a
+        root: folder of your own images, with train/, and test/ or val/ or both, each with one subfolder per class; or a
             Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
         image_size: size in pixels, only with `root`: the shorter side of an image is resized to this size, and the
             centre is cropped to a square. Default: no resizing; all images must have the same size.
@@ -56,6 +58,7 @@ class Images(TaskData):
     """
 
     path_settings = ("data_dir", "root")
+    measured = ("mean", "std")
     sets: ClassVar[Mapping[str, ImageSet]] = SETS
 
     def __init__(
@@ -126,8 +129,12 @@ class Images(TaskData):
             self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the shape that the model accepts
             return {"predict": self.source.load("predict")}
         self.content = self.source.content
-        splits = {**self._training, "test": self.source.load("test")}
-        sizes = {split: len(labels) for split, (_, labels) in splits.items()}
+        splits = dict(self._training)
+        if "test" in self.source.splits:
+            splits["test"] = self.source.load("test")
+        else:
+            say(printable(f"{self.source.name} has no test split: nothing is tested"))
+        sizes = {"test": 0} | {split: len(labels) for split, (_, labels) in splits.items()}
         self.note_counts(self.source.name, train=sizes["train"] + sizes["val"], test=sizes["test"])
         return splits
 

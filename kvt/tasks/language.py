@@ -16,13 +16,15 @@ torch.Size([1, 5, 30])
 4
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from hashlib import blake2b
+from itertools import chain, pairwise
 from math import log
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import once
-from kvt.data.texts import LIBRARY, Corpus, fingerprint, read_text
+from kvt.data.texts import LIBRARY, Corpus, fingerprint, nfc, read_text
 from kvt.data.tokens import (
     IGNORE,
     Bytes,
@@ -195,6 +197,15 @@ class TextData(TaskData):
         batches = self.windows(*self.splits[split], **self.layout, batch_size=256)
         return (key for inputs, *_ in batches for key in row_hashes(inputs))
 
+    def keys_between(self, split: str, ends: Sequence[int]) -> Iterator[Hashable]:
+        """Yield a key for each part of a split that is not empty, such as a line; a token in `ends` ends a part."""
+        starts, stops, stream = self.splits[split]
+        tokens = stream[int(starts[0]) : int(stops[-1])].numpy()
+        cuts = np.isin(tokens, ends).nonzero()[0].tolist()
+        for before, end in pairwise([-1, *cuts, len(tokens)]):
+            if end > before + 1:
+                yield blake2b(tokens[before + 1 : end].tobytes(), digest_size=16).digest()
+
 
 class Characters(TextData):
     """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
@@ -204,6 +215,8 @@ class Characters(TextData):
     visited in random order. In validation, every character of the validation part except the first is a target once.
     The vocabulary has the characters of the whole text. `kvt validate` with another text evaluates a checkpoint on the
     whole text. All characters of that text must be in the checkpoint's vocabulary.
+
+    The text is read in Unicode's form NFC.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -235,12 +248,12 @@ class Characters(TextData):
     def parts(self) -> tuple[str, str]:
         """The training part and the validation part of the text."""
         if self.path and is_hub(self.path):
-            texts = read_texts(str(self.path))
+            texts = {split: nfc(text) for split, text in read_texts(str(self.path)).items()}
             if "val" in texts:
                 return texts["train"], texts["val"]
             text = texts["train"]
         else:
-            text = read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt"))
+            text = nfc(read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt")))
         train_size = len(text) - min(round(self.val_size * len(text)), len(text))
         return text[:train_size], text[train_size:]
 
@@ -265,6 +278,10 @@ class Characters(TextData):
             raise UserError(f"{self.path or 'the text'} has {len(text)} characters, too few for {settings}")
         every_place = self.rows(torch.arange(cut - self.length), cut, stream)
         return {"train": every_place, "val": self.adjacent(stream, cut, len(text))}
+
+    def input_keys(self, split: str) -> Iterable[Hashable]:
+        """Return a key for each line of a split."""
+        return self.keys_between(split, [i for i, symbol in enumerate(self.spec["vocab"]) if symbol == "\n"])
 
 
 def spell(number: int) -> str:
@@ -441,6 +458,14 @@ class TextTokens(TextData):
             return MaskedBatches(*tensors, mask=len(self.tokens.pieces), **self.layout, **settings)
         return super().make_batches(*tensors, **settings)
 
+    def input_keys(self, split: str) -> Iterable[Hashable]:
+        """Return a key for each document of a split, or for each line if training has one document or part of one."""
+        starts, stops, stream = self.splits["train"]
+        read, end = stream[int(starts[0]) : int(stops[-1])], self.tokens.end
+        if len(document_starts(read, end)) > 1 and read[-1] == end:
+            return self.keys_between(split, [end])
+        return self.keys_between(split, [i for i, piece in enumerate(self.tokens.pieces) if b"\n" in piece or i == end])
+
     def _rows(self, stream: Tensor, documents: Tensor, first: int, last: int) -> Rows:
         """Return windows of the tokens from `first` to `last` − 1: adjacent windows, or one window per document."""
         if self.loss_on == "real":
@@ -537,6 +562,7 @@ class LanguageTask(BlockTask, Classification):
         require_seed(seed)
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
+        stop = nfc(stop) if stop and isinstance(self.vocabulary, Vocabulary) else stop
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
         draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}

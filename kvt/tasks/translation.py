@@ -30,7 +30,7 @@ from kvt.data.download import Remote, download
 from kvt.data.hub import is_hub
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.tensor_files import SPLIT_NAMES
-from kvt.data.texts import fingerprint, read_text
+from kvt.data.texts import fingerprint, nfc, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
@@ -69,7 +69,7 @@ SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)
 """The tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
-PAD_ID, BOS_ID, EOS_ID = (SPECIALS.index(symbol) for symbol in (PAD, BOS, EOS))
+UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
 MAX_BEAM = 1000
 UNSPACED = ("bo", "km", "lo", "my", "th")
 """Languages without spaces between words for which sacreBLEU has no word tokenizer."""
@@ -83,9 +83,9 @@ Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (
 class SentencePairs(TaskData):
     """Padded sentences <bos> … <eos>, int64 (B, M), their translations, int64 (B, N), and row numbers, int64 (B,).
 
-    spaCy's rules split sentences into words and keep case. The vocabularies have the words of the training split. All
-    words outside a vocabulary are <unk>. A training batch has sentences of similar length, and every epoch has a new
-    order of batches.
+    spaCy's rules split sentences into words and keep case, in Unicode's form NFC. The vocabularies have the words of
+    the training split. All words outside a vocabulary are <unk>. A training batch has sentences of similar length, and
+    every epoch has a new order of batches.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
@@ -156,7 +156,14 @@ class SentencePairs(TaskData):
         if not self.root:
             self.note_counts("multi30k", **{split: len(pairs) for split, pairs in self.texts.items()})
         vocabularies = [Vocabulary(self.spec[name]) for name in ("source_vocab", "target_vocab")]
-        return {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
+        splits = {split: tuple(map(encode_sentences, self._words(split), vocabularies)) for split in self.texts}
+        shares = [
+            f"{language} {split} {(side == UNK_ID).sum() / ((side == UNK_ID) | (side > EOS_ID)).sum():.2%}"
+            for split, sides in splits.items()
+            for language, side in zip(self.languages, sides, strict=True)
+        ]
+        self.notes["unknown_words"] = f"share of {UNK}: {', '.join(shares)}"
+        return splits
 
     def input_keys(self, split: str) -> list[str]:
         return [source for source, _ in self.texts[split]]
@@ -167,15 +174,17 @@ class SentencePairs(TaskData):
     @cached_property
     def _pairs(self) -> dict[str, list[Pair]]:
         """A dict that maps each split to its sentence pairs, without pairs that `drop_pairs` leaves out."""
-        splitters, faults = [*map(splitter, self.languages)], []
+        splitters, faults, dropped = [*map(splitter, self.languages)], [], Counter[str]()
         pairs: dict[str, list[Pair]] = {}
         for split, (files, lines) in self._lines.items():
             pairs[split] = []
-            for line, texts in enumerate(lines, start=1):
+            for line, (source, target) in enumerate(lines, start=1):
+                texts = nfc(source), nfc(target)
                 words = [cut(text) for cut, text in zip(splitters, texts, strict=True)]
                 sides = zip(files, words, strict=True)
                 found = [f"{file}, line {line} {fault}" for file, side in sides if (fault := self._fault(side))]
                 faults += found[:1]
+                dropped[split] += bool(found)
                 if not found:
                     pairs[split].append((texts, words))
         if faults:
@@ -186,7 +195,7 @@ class SentencePairs(TaskData):
                 raise UserError(f"{count} cannot be used: {some}: {remedy}")
             if empty := [split for split, kept in pairs.items() if not kept]:
                 raise UserError(f"--drop_pairs true leaves no pair in the {empty[0]} split: {faults[0]}")
-            self.notes["dropped_pairs"] = count
+            self.notes["dropped_pairs"] = f"{count}: " + ", ".join(f"{n:,} of {split}" for split, n in dropped.items())
         return pairs
 
     @property
@@ -418,7 +427,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
             raise UserError(f"beam={beam} must be at most {MAX_BEAM}")
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
-            if words := [word for word, _ in split(sentence)]:
+            if words := [word for word, _ in split(nfc(sentence))]:
                 sources[row] = self.source_vocabulary.encode([BOS, *words, EOS])
                 if len(words) > most:
                     raise UserError(f"sentence {row + 1} has {len(words)} words; this model reads at most {most}")
@@ -486,7 +495,7 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
         return decode_sorted(decode, sources, PAD_ID, progress, batch_size=max(1, 200 // beam))
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"])
+        return nfc(join(self.target_vocabulary.decode(tokens), self.hparams["spec"]["detok_rules"]))
 
     def _pairs(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
         return [self.trainer.datamodule.texts[split][row] for row in rows]  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import time
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,18 @@ def decoded(root: Path, split: str = "train") -> tuple[torch.Tensor, torch.Tenso
 
 def cache_files(root: Path, pattern: str = "*.pt") -> list[Path]:
     return sorted((root.parent / "data" / ".cache").glob(pattern))
+
+
+def test_a_class_may_have_another_unicode_form_in_each_split(tmp_path):
+    names = [f"train/{c}/{i}.png" for c in ("zebra", "kätzchen") for i in range(2)] + ["test/zebra/0.png"]
+    for name in [*names, f"test/{unicodedata.normalize('NFD', 'kätzchen')}/0.png"]:
+        write(tmp_path / "pets" / name)
+    found = list_folder(tmp_path / "pets")
+    assert (found.classes, found.left_out) == (["kätzchen", "zebra"], None)
+    assert {split: [file.label for file in files] for split, files in found.splits.items()} == {
+        "train": [0, 0, 1, 1],
+        "test": [0, 1],
+    }
 
 
 # ---- what is read --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Images: splits, augmentation, normalisation."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -153,6 +154,45 @@ def test_a_val_folder_is_what_is_validated_on(photos, tmp_path):
     data = Images(root=str(photos), image_size=16, data_dir=str(tmp_path / "data"))
     data.setup("fit")
     assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
+
+
+TINY = ["--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2", "--batch_size", "8"]
+
+
+def test_a_folder_without_a_test_split_is_trained_on_and_validated(photos, experiment, kvt, mistake, monkeypatch):
+    shutil.rmtree(photos / "test")
+    said = []
+    monkeypatch.setattr("kvt.tasks.images.say", said.append)
+    result = experiment("cifar10", "--root", str(photos), *TINY, "--max_epochs", "1")
+    assert said == ["photos has no test split: nothing is tested"]
+    assert "val/acc" in result
+    assert "test/acc" not in result
+    best = ("--ckpt_path", str(result["path"].parent / "checkpoints" / "best.ckpt"))
+    kvt("validate", *best)
+    kvt("predict", *best)
+    targets = pd.read_csv(result["path"].parent / "predictions.csv").target
+    assert [*targets] == ["day", "day", "night", "night"]
+    assert "no test split" in mistake(lambda: kvt("test", *best))
+    assert "no test split" in mistake(lambda: experiment("anomaly", "--root", str(photos)))
+
+
+def test_a_model_is_tested_on_another_folder_with_its_own_mean_and_std(photos, experiment, kvt, mistake):
+    result = experiment("cifar10", "--root", str(photos), *TINY, "--max_epochs", "8", "--augment", "false")
+    other = shutil.copytree(photos, photos.parent / "other")
+    for path in other.glob("train/*/*.jpg"):
+        Image.eval(Image.open(path), lambda level: level // 2).save(path)
+    best = ("--ckpt_path", str(result["path"].parent / "checkpoints" / "best.ckpt"), "--root", str(other))
+    assert Images(root=str(other), image_size=16).spec != Images(root=str(photos), image_size=16).spec
+    kvt("test", *best)
+    (measured,) = result["path"].parent.glob("test-best-*.json")
+    assert json.loads(measured.read_text())["test/loss"] == result["test/loss"]
+    kvt("predict", *best)
+    assert "other data" in mistake(lambda: kvt("validate", *best))
+    assert "mean" in mistake(lambda: kvt("test", *best, "--mean", "0.3"))
+    (other / "train/day").rename(other / "train/dusk")
+    (other / "test/day").rename(other / "test/dusk")
+    shutil.rmtree(other / "val")
+    assert "classes" in mistake(lambda: kvt("test", *best))
 
 
 def test_photographs_without_classes_are_predicted_by_file_and_class(photos, experiment, kvt, mistake, monkeypatch):

@@ -1,5 +1,7 @@
 """Windows of texts, numbers in words, and what language models write."""
 
+import unicodedata
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,15 @@ from hypothesis import strategies as st
 from kvt.data.tokens import END, IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
 from kvt.system.errors import UserError
-from kvt.tasks.language import Characters, CharacterTask, HumanNumbers, LanguageModelTask, NumberTask, TextData
+from kvt.tasks.language import (
+    Characters,
+    CharacterTask,
+    HumanNumbers,
+    LanguageModelTask,
+    NumberTask,
+    TextData,
+    TextTokens,
+)
 from tests.data.helpers import all_rows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
@@ -136,6 +146,29 @@ def test_a_model_has_the_positions_that_are_asked_for(task, usual):
 
 
 # ---- generated text ----------------------------------------------------------------------------
+
+
+def test_a_text_of_characters_is_composed(tmp_path):
+    """A decomposed text, prompt or stop is the same as a composed one. Bytes stay as they are."""
+    made, texts = [], []
+    for form in ("NFC", "NFD"):
+        (tmp_path / f"{form}.txt").write_text(
+            unicodedata.normalize(form, "Größe, schöne Käse. " * 20), encoding="utf-8"
+        )
+        made.append(Characters(text=str(tmp_path / f"{form}.txt"), length=8))
+        made[-1].setup("fit")
+        texts.append(TextTokens(text=str(tmp_path / f"{form}.txt"), length=8, data_dir=str(tmp_path)).load())
+    composed, decomposed = made
+    assert (composed.spec, composed.content) == (decomposed.spec, decomposed.content)
+    assert len(texts[0]["train"][2]) < len(texts[1]["train"][2])
+    task = CharacterTask(composed.spec, dim=12, depth=1, heads=1).eval()
+    spoken = [unicodedata.normalize(form, "schö") for form in ("NFC", "NFD")]
+    assert len({task.generate(prompt, 9) for prompt in spoken}) == 1
+    whole = task.generate("schö", 100)
+    assert "ö" in whole[4:]
+    assert {task.generate(spoken[0], 100, stop=unicodedata.normalize(form, "ö")) for form in ("NFC", "NFD")} == {
+        whole[: whole.index("ö", 4) + 1]
+    }
 
 
 def test_a_text_ends_with_what_it_is_to_stop_at(trial):

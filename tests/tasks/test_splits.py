@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from kvt.data.tokens import END
 from kvt.system.errors import UserError
-from kvt.tasks import Characters, DigitLists, Images, ImageTask, SentencePairs, datamodule
+from kvt.tasks import Characters, DigitLists, Images, ImageTask, SentencePairs, TextTokens, datamodule
 from tests.conftest import SMALL, SMALL_LISTS, write_images, write_sentences
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
@@ -66,13 +67,38 @@ def test_the_order_of_the_vocabulary_depends_on_the_training_part_alone(tmp_path
     assert vocab("zzy" * 20) == ["d", "c", "b", "a", "z", "y"]
 
 
-def test_windows_of_a_text_that_repeats_itself_are_counted(tmp_path):
-    """If a text is 200 characters four times over, training has seen every window of the last ones."""
+def lines(count: int) -> list[str]:
+    """This many lines of random letters, of several lengths."""
     generator = torch.Generator().manual_seed(0)
-    letters = "".join(chr(97 + i) for i in torch.randint(26, (200,), generator=generator).tolist())
-    for text, expected in ((letters, 0), (letters * 4, 16)):  # whole windows of 12; the last one is padded
-        (tmp_path / "text.txt").write_text(text)
-        data = Characters(text=str(tmp_path / "text.txt"), length=12, val_size=0.25)
+    letters = [torch.randint(26, (20 + i % 13,), generator=generator).tolist() for i in range(count)]
+    return ["".join(chr(97 + letter) for letter in line) for line in letters]
+
+
+@pytest.mark.parametrize("loss_on", ["real", "all"])
+def test_documents_that_training_has_too_are_counted(tmp_path, loss_on):
+    (tmp_path / "t").mkdir()
+    for i, text in enumerate(lines(20)):
+        for name in ("original", "copy")[: 1 + i % 2]:
+            (tmp_path / "t" / f"{i}-{name}.txt").write_text(text)
+    data = TextTokens(text=str(tmp_path / "t"), length=16, val_size=0.3, loss_on=loss_on, data_dir=str(tmp_path))
+    data.setup("fit")
+
+    def documents(split):
+        starts, stops, stream = data.splits[split]
+        return "".join(data.tokens.additions(stream[starts[0] : stops[-1]].tolist())).split(END)[:-1]
+
+    expected = sum(document in documents("train") for document in documents("val"))
+    assert 0 < expected < len(documents("val"))
+    assert data.seen_in_training == {"val": expected}
+
+
+@pytest.mark.parametrize("make", [Characters, TextTokens])
+def test_lines_of_a_single_text_that_training_has_too_are_counted(tmp_path, make):
+    first, last = "\n".join(lines(14)[:7]), "\n".join(lines(14)[7:])
+    for parts, expected in (([first, last], 0), ([first, first], 7), ([first, last, last], 7)):
+        (tmp_path / "text.txt").write_text(text := "\n".join(parts))
+        size = len(parts[-1]) / len(text)
+        data = make(text=str(tmp_path / "text.txt"), length=12, val_size=size, data_dir=str(tmp_path))
         data.setup("fit")
         assert data.seen_in_training == {"val": expected}
 
@@ -153,4 +179,4 @@ def test_the_published_data_have_next_to_no_overlap(monkeypatch):
         assert data.seen_in_training == {"val": 0, "test": 0}
     text = Characters(data_dir=str(REAL))
     text.setup("fit")
-    assert text.seen_in_training == {"val": 0}
+    assert text.seen_in_training == {"val": 581}  # of 3,535 lines, such as names of speakers

@@ -1,6 +1,7 @@
 """Translation: encoding, loss and metrics, and a phrase book that is memorised."""
 
 import shutil
+import unicodedata
 from html import unescape
 from pathlib import Path
 
@@ -90,6 +91,34 @@ def test_a_sentence_is_its_words_between_two_ends(data):
     assert {split: len(tensors[0]) for split, tensors in data.splits.items()} == {"train": 20, "val": 7, "test": 4}
 
 
+@pytest.mark.parametrize("decomposed", [["test"], ["train", "val", "test"]], ids=["test", "all"])
+def test_a_decomposed_umlaut_is_the_same_letter(root, data, tmp_path, decomposed):
+    """As in files that tools of macOS write."""
+    for path in shutil.copytree(root, tmp_path / "other").iterdir():
+        form = "NFD" if path.stem in decomposed else "NFC"
+        path.write_text(unicodedata.normalize(form, path.read_text(encoding="utf-8")), encoding="utf-8")
+    other = SentencePairs(source="en", target="de", root=str(tmp_path / "other"), batch_size=5, max_len=20)
+    other.setup("fit")
+    assert (other.spec, other.content, other.texts) == (data.spec, data.content, data.texts)
+    for split, tensors in data.splits.items():
+        assert all(map(torch.equal, other.splits[split], tensors))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_model_understands_a_sentence_in_either_form(data, form):
+    """A vocabulary of an earlier version may be decomposed."""
+    torch.manual_seed(0)
+    words = [unicodedata.normalize(form, word) for word in data.spec["target_vocab"]]
+    spec = {**data.spec, "source": "de", "target": "en", "source_vocab": words, "target_vocab": words}
+    task = TranslationTask(spec, dim=32, heads=4, depth=1).eval()
+    seen = []
+    task._translate = lambda sources, *_: seen.append(sources) or [words[1:-1] for words in sources]
+    one, other = (task.translate([unicodedata.normalize(form, "Zwei Männer.")]) for form in ("NFC", "NFD"))
+    assert one == other == ["Zwei Männer."]
+    assert seen[0] == seen[1]
+    assert SPECIALS.index(UNK) not in seen[0][0]
+
+
 def test_a_model_is_tested_on_other_test_files_alone(root, experiment, kvt, tmp_path, capfd):
     """As Multi30k's test sets of 2017 and 2018; the words are those of the model."""
     words = ["--source", "en", "--target", "de", "--max_len", "20", "--root", str(root)]
@@ -151,14 +180,26 @@ def test_without_them_the_corpus_is_that_of_the_others(root, data, tmp_path):
     assert left.texts == data.texts
     assert left.spec == data.spec
     assert left.content == data.content
-    assert left.notes == {"dropped_pairs": "5 of 36 pairs"}
-    assert data.notes == {}
+    assert left.notes == {**data.notes, "dropped_pairs": "5 of 36 pairs: 3 of train, 1 of val, 1 of test"}
 
 
 def test_a_result_tells_how_many_pairs_were_left_out(root, experiment, tmp_path):
     words = ["--source=en", "--target=de", f"--root={spoiled(root, tmp_path)}", "--drop_pairs=true", "--max_len=20"]
     result = experiment("translation", *SMALL["translation"], *words)
-    assert result["notes"]["dropped_pairs"] == "5 of 36 pairs"
+    assert result["notes"]["dropped_pairs"] == "5 of 36 pairs: 3 of train, 1 of val, 1 of test"
+
+
+def test_a_result_tells_the_share_of_unknown_words(root, tmp_path):
+    for path in shutil.copytree(root, tmp_path / "other").iterdir():
+        path.write_text({"train": "A cat.\nA dog.", "val": "A cow.", "test": "Two of the cows."}[path.stem])
+    data = SentencePairs(source="en", target="de", root=str(tmp_path / "other"), min_freq=2)
+    data.setup("fit")
+    shares = [
+        f"{language} {split} {share}"
+        for split, share in (("train", "33.33%"), ("val", "33.33%"), ("test", "80.00%"))
+        for language in ("en", "de")
+    ]
+    assert data.notes == {"unknown_words": f"share of <unk>: {', '.join(shares)}"}
 
 
 def test_a_split_of_which_nothing_is_left_is_refused(root):
