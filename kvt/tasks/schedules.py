@@ -100,10 +100,16 @@ class OneCycle(OneCycleLR):
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
     """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
 
-    If the optimiser has momentum, the momentum falls first, then rises.
+    If the optimiser has momentum, the momentum, or the first beta, falls first, then rises. Momentum or betas that the
+    user sets are constant. The result of a run with a named optimiser notes that its momentum varies.
     """
-    cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
-    return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
+    named = task.optimizer_config or {}
+    has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
+    cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
+    schedule = OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles)
+    if named and cycles:
+        task.metric_notes["momentum"] = "one_cycle: momentum (Adam: the first beta) falls from 0.95 to 0.85, then rises"
+    return schedule
 
 
 def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
