@@ -44,6 +44,7 @@ from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import bfloat16_slowdown, tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
+from kvt.tasks.schedules import warmup_note
 
 # error messages of gloo and NCCL after another process of the run has ended
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
@@ -401,7 +402,7 @@ def _save(
     best: Checkpoint | None,
 ) -> Result:
     """Return the result, and write it into the run's folder, if the run has a folder."""
-    run.task.metric_notes |= run.data.notes | _notes(trainer)
+    run.task.metric_notes |= run.data.notes | _notes(trainer) | warmup_note(run.task)
     summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None
     results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, folder)

@@ -146,6 +146,23 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
         raise UserError(f"schedule={schedule} has no warm-up: pass --warmup 0, or choose another schedule")
 
 
+def warmup_note(task: Any) -> dict[str, str]:
+    """Return a note about the highest learning rate if the run ended within its warm-up, or reached less than half.
+
+    The full learning rate is that of the optimiser; with the schedule noam, the rate at the end of the warm-up.
+    """
+    schedule, steps = task.lr_schedulers(), task.trainer.global_step
+    if not (isinstance(schedule, LambdaLR) and task.warmup and steps):
+        return {}
+    factor, lr = schedule.lr_lambdas[0], schedule.base_lrs[0]
+    full = lr * (factor(task.warmup - 1) if task.schedule == "noam" else 1)
+    highest = lr * max(map(factor, range(steps)))
+    if steps >= task.warmup and highest >= full / 2:
+        return {}
+    reached = f"the learning rate reached at most {highest:.3g}, {highest / full:.0%} of {full:.3g}"
+    return {"warmup": f"{task.warmup} steps in a run of {steps}: {reached}"}
+
+
 def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
     """Return the result of `configure_optimizers`: the optimiser and, if the task has one, the schedule."""
     if task.schedule == "constant" and not task.warmup:
