@@ -181,6 +181,10 @@ def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
     [
         ("--limit_train_batches 1.0", set()),
         ("--limit_val_batches 1", {"limit_val_batches"}),
+        ("--limit_val_batches 1 --limit_test_batches 0.5", {"limit_val_batches", "limit_test_batches"}),
+        ("--limit_val_batches 100 --limit_test_batches 100", set()),  # the splits have fewer batches
+        ("--limit_val_batches 1 --enable_checkpointing false", set()),  # the result has no validation
+        ("--limit_test_batches 0", set()),
         ("--overfit_batches 2", {"limit_train_batches", "limit_val_batches"}),
     ],
 )
