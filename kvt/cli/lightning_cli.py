@@ -1,6 +1,7 @@
 """Executes run, fit, validate, test and predict with a configuration that is read from flags and YAML files."""
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -94,7 +95,8 @@ def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | N
     parser = settings_parser(**classes)
     if source:
         given = parser.parse_given(words)
-        config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn")).merged(given)
+        config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn"))
+        config = replace(config, trainer=_kept(command, config.trainer)).merged(given)
         return Asked(config, source, None, flags.print_config)
     if not classes:
         if command == "run":
@@ -102,9 +104,16 @@ def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | N
         raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
     if resumed:
         _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
+    sections["trainer"] = _kept(command, sections.get("trainer", {}))
     config = RunConfig.of(paths, parser.parse_all(words, sections))
     config = replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config
     return Asked(config, None, resumed, flags.print_config)
+
+
+def _kept(command: str, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's Trainer settings for a command. Only its own flags limit the data that a command measures."""
+    limits = "limit_|overfit_batches|fast_dev_run"
+    return {name: value for name, value in trainer.items() if command in TRAINING or not re.match(limits, name)}
 
 
 def _run_flags(

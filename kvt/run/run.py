@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import tune, use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
+from kvt.tasks.schedules import warmup_note
 
 # error messages of gloo and NCCL after another process of the run has ended
 LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
@@ -222,17 +223,19 @@ def test(run: Built) -> Path | None:
     """Measure the run's checkpoint on the test data, print the metrics, write a file, and return the file's path.
 
     If the checkpoint has the best weights of a finished run, and the data are the complete test split of the run, kvt
-    adds the metrics to result.json. All other metrics get a separate file in the run's folder. For a checkpoint outside
-    a run's folder, the function writes no file and returns None.
+    adds the metrics to result.json, unless result.json has metrics of a part of the split. All other metrics get a
+    separate file in the run's folder. For a checkpoint outside a run's folder, the function writes no file and returns
+    None.
     """
     checkpoint, trainer = _load(run, "test")
     scores = trainer.test(run.task, run.data)
     folder = run_of_checkpoint(checkpoint.path)
     if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
         return None
-    whole = not run.data.are_others and "limit_test_batches" not in _notes(trainer)
-    same = {"precision": str(trainer.precision)}.items() <= (read_json(folder / "result.json") or {}).items()
-    data = {"content": run.data.content, "config": run.config.as_dict()}
+    result, notes = read_json(folder / "result.json") or {}, _notes(run, trainer, scores[0])
+    whole = not run.data.are_others and "limit_test_batches" not in notes | result.get("notes", {})
+    same = {"precision": str(trainer.precision)}.items() <= result.items()
+    data = {"content": run.data.content, "notes": notes, "config": run.config.as_dict()}
     measured = {"checkpoint": os.path.relpath(checkpoint.path, folder), **data}
     return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
 
@@ -396,7 +399,7 @@ def _save(
     best: Checkpoint | None,
 ) -> Result:
     """Return the result, and write it into the run's folder, if the run has a folder."""
-    run.task.metric_notes |= run.data.notes | _notes(trainer)
+    run.task.metric_notes |= run.data.notes | _notes(run, trainer, ["train", *metrics]) | warmup_note(run.task)
     summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None
     results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, folder)
@@ -461,11 +464,14 @@ def _exit_after(processes: Sequence[Popen[Any]]) -> None:
                 sys.exit(code)
 
 
-def _notes(trainer: L.Trainer) -> dict[str, str]:
-    """Return a dict that maps settings that affect the result, such as limits and early stopping, to notes."""
-    limits = {name: getattr(trainer, name) for name in (f"limit_{split}_batches" for split in ("train", "val", "test"))}
-    notes = {name: f"{limit}: not all of the data" for name, limit in limits.items() if limit and repr(limit) != "1.0"}
-    if batches := trainer.overfit_batches:  # type: ignore[attr-defined]
+def _notes(run: Built, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
+    """Return a dict that maps settings that affect these metrics, such as limits and early stopping, to notes."""
+    notes, splits = {}, {name.partition("/")[0] for name in metrics}
+    for split in splits & {"train", "val", "test"}:
+        limit = getattr(trainer, name := f"limit_{split}_batches")
+        if limit < (1 if isinstance(limit, float) else len(run.data.batches(split, trainer))):
+            notes[name] = f"{limit}: not all of the data"
+    if (batches := trainer.overfit_batches) and "val" in splits:  # type: ignore[attr-defined]
         notes["overfit_batches"] = f"{batches}: validated on the batches of training"
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from importlib.metadata import version
@@ -136,7 +137,10 @@ def _git_commit() -> str | None:
     if (checkout / ".git").exists():  # an installed kvt might lie in another project's repository
         with suppress(OSError, subprocess.CalledProcessError):
             command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-            return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+            # GIT_DIR and others may name another repository; GIT_CONFIG_* may hold safe.directory
+            env = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG)", name)}
+            done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True)
+            return done.stdout.strip()
     return None
 
 

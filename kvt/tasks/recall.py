@@ -409,7 +409,7 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.validated = checkpoint["metrics"].get("val/acc", 0.0)
+        self.validated = checkpoint.get("metrics", {}).get("val/acc", 0.0)  # a plain Trainer saves no metrics
 
     def on_train_start(self) -> None:
         super().on_train_start()

@@ -100,10 +100,16 @@ class OneCycle(OneCycleLR):
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
     """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
 
-    If the optimiser has momentum, the momentum falls first, then rises.
+    If the optimiser has momentum, the momentum, or the first beta, falls first, then rises. Momentum or betas that the
+    user sets are constant. The result of a run with a named optimiser notes that its momentum varies.
     """
-    cycles_momentum = not optimizer.defaults.keys().isdisjoint(("betas", "momentum"))
-    return OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles_momentum)
+    named = task.optimizer_config or {}
+    has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
+    cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
+    schedule = OneCycle(optimizer, task.lr, total_steps=total_steps(task), cycle_momentum=cycles)
+    if named and cycles:
+        task.metric_notes["momentum"] = "one_cycle: momentum (Adam: the first beta) falls from 0.95 to 0.85, then rises"
+    return schedule
 
 
 def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
@@ -138,6 +144,23 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
         raise UserError(f"warmup={warmup} must be 0 or more")
     if warmup and schedule in NO_WARMUP:
         raise UserError(f"schedule={schedule} has no warm-up: pass --warmup 0, or choose another schedule")
+
+
+def warmup_note(task: Any) -> dict[str, str]:
+    """Return a note about the highest learning rate if the run ended within its warm-up, or reached less than half.
+
+    The full learning rate is that of the optimiser; with the schedule noam, the rate at the end of the warm-up.
+    """
+    schedule, steps = task.lr_schedulers(), task.trainer.global_step
+    if not (isinstance(schedule, LambdaLR) and task.warmup and steps):
+        return {}
+    factor, lr = schedule.lr_lambdas[0], schedule.base_lrs[0]
+    full = lr * (factor(task.warmup - 1) if task.schedule == "noam" else 1)
+    highest = lr * max(map(factor, range(steps)))
+    if steps >= task.warmup and highest >= full / 2:
+        return {}
+    reached = f"the learning rate reached at most {highest:.3g}, {highest / full:.0%} of {full:.3g}"
+    return {"warmup": f"{task.warmup} steps in a run of {steps}: {reached}"}
 
 
 def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:

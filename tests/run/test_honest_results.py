@@ -181,12 +181,41 @@ def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
     [
         ("--limit_train_batches 1.0", set()),
         ("--limit_val_batches 1", {"limit_val_batches"}),
+        ("--limit_val_batches 1 --limit_test_batches 0.5", {"limit_val_batches", "limit_test_batches"}),
+        ("--limit_val_batches 100 --limit_test_batches 100", set()),  # the splits have fewer batches
+        ("--limit_val_batches 1 --enable_checkpointing false", set()),  # the result has no validation
+        ("--limit_test_batches 0", set()),
         ("--overfit_batches 2", {"limit_train_batches", "limit_val_batches"}),
     ],
 )
 def test_a_result_tells_which_data_were_limited(experiment, flags, limited):
     result = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", *flags.split())
     assert {name for name, note in result["notes"].items() if "not all of the data" in note} == limited
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "told"),
+    [
+        ("reverse", "--schedule constant --warmup 5", "5 steps in a run of 4: the learning rate reached at most"),
+        ("reverse", "--schedule constant --warmup 4", None),
+        ("reverse", "--schedule constant --warmup 0", None),
+        ("reverse", "--schedule cosine --warmup 4", "4 steps in a run of 4"),  # the decay begins within the warm-up
+        ("reverse", "--schedule inverse_sqrt --warmup 40", "10% of 0.01"),
+        ("reverse", "--schedule cosine_to_tenth --warmup 40", "8% of 0.01"),
+        ("translation", "--schedule noam --warmup 40", "10% of"),
+        ("mqar", "--schedule constant --warmup 5 --stop_at 1e-9", "5 steps in a run of"),
+    ],
+)
+def test_a_result_tells_the_highest_rate_of_a_run_that_ends_within_its_warmup(experiment, task, flags, told):
+    """Steps are those of the optimiser: two batches each."""
+    words = ["--max_steps", "4", "--accumulate_grad_batches", "2", "--lr", "0.01", "--log_every_n_steps", "1"]
+    result = experiment(task, *SMALL[task], *words, *flags.split())
+    note = result["notes"].get("warmup")
+    assert (note is None) is (told is None)
+    if told:
+        highest = max(row["train/lr"] for row in history(result["path"].parent) if "train/lr" in row)
+        assert told in note
+        assert f"at most {highest:.3g}, " in note
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kvt as package
+from kvt.run.run import build
 from tests.helpers.runs import contents
 
 SIZES = {"train_size": 96, "val_size": 64, "test_size": 64, "batch_size": 16, "dim": 16, "max_epochs": 2}
@@ -63,10 +64,39 @@ def test_other_weights_and_limits_are_kept_beside_it(run, kvt):
     kept = json.loads(of_last.read_text())
     assert {"test/acc", "test/loss"} <= kept.keys()
     assert kept["checkpoint"] == "checkpoints/last.ckpt"
-    assert json.loads(of_few.read_text())["config"]["trainer"]["limit_test_batches"] == 1
+    assert json.loads(of_few.read_text())["notes"] == {"limit_test_batches": "1: not all of the data"}
     measure(run, kvt, "last")
     assert len(beside(run)) == 2
     assert (run / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("named", [[], ["--config", "limited/config.yaml"]], ids=["checkpoint", "config"])
+@pytest.mark.parametrize("limits", [{"limit_val_batches": 1, "limit_test_batches": 1}, {"overfit_batches": 1}])
+def test_the_limits_of_a_run_do_not_limit_what_is_measured_later(in_tmp_dir, kvt, capsys, limits, named):
+    config = package.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
+    run = package.train(config.changed(**limits), "limited").folder
+    before = json.loads((run / "result.json").read_text())
+    (run / "result.json").unlink()
+    task, data = package.load(run), build(config).data
+    data.setup("fit")
+    for command, split in (("validate", "val"), ("test", "test")):
+        kvt(command, "--ckpt_path", str(run / "checkpoints" / "best.ckpt"), *named)
+        whole = (task.predict(data.splits[split][0]) == data.splits[split][1]).float().mean()
+        assert f"{float(whole):.4f}" in capsys.readouterr().out
+    (kept,) = beside(run)
+    assert not json.loads(kept.read_text())["notes"]
+    (run / "result.json").write_text(json.dumps(before))
+    after = measure(run, kvt, "best", *named)
+    assert after["notes"] == before["notes"]
+    if "limit_test_batches" in limits:  # the run's own metric of a part keeps its note
+        assert after == before
+
+
+def test_the_limit_of_a_run_without_a_test_is_no_note(in_tmp_dir, kvt):
+    config = package.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
+    run = package.train(config.changed(limit_test_batches=1), test=False).folder
+    assert not json.loads((run / "result.json").read_text())["notes"]
+    assert "test/acc" in measure(run, kvt, "best")
 
 
 def test_a_run_without_a_result_gets_none(run, kvt):

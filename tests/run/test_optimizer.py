@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
-from kvt.cli.lightning_cli import run_words
+from kvt.cli.lightning_cli import read_words, run_words
 from kvt.cli.main import execute
 from kvt.run.config import RunConfig
+from kvt.run.run import build, fit
 from kvt.study.grid import TaskFile
 from kvt.system.console import run
 from kvt.system.files import CONFIGS
@@ -15,7 +17,7 @@ from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
 from tests.helpers.in_line import InLine
-from tests.helpers.runs import equal, weights
+from tests.helpers.runs import equal, read_result, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
 OWN_TASK = """
@@ -69,6 +71,31 @@ def test_a_choice_of_implementation_replaces_the_fused_one(in_tmp_dir):
     ):
         task.optimizer_config = {"class_path": "torch.optim.AdamW", "init_args": given}
         assert make_optimizer(task).defaults["fused"] is fused
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ("SGD --optimizer.momentum 0.3", 0.3),
+        ("SGD --optimizer.momentum 0", 0),
+        ("Adam --optimizer.betas [0.8,0.98]", (0.8, 0.98)),
+        ("RMSprop --optimizer.momentum 0.5", 0.5),
+        ("AdamW --optimizer.weight_decay 0.1", None),
+    ],
+)
+def test_one_cycle_keeps_the_momentum_that_is_asked_for_or_tells_that_it_varies(in_tmp_dir, flags, kept):
+    words = ["run", "reverse", *SMALL_LISTS, *QUIET, "--max_epochs", "1", "--schedule", "one_cycle", "--warmup", "0"]
+    built = build(read_words([*words, "--optimizer", *flags.split()]).config)
+    seen = set()
+
+    class Seen(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            group = optimizer.param_groups[0]
+            seen.add(group.get("betas", group.get("momentum")))
+
+    result = fit(built, callbacks=[Seen()])
+    assert (seen == {kept}) is (kept is not None)
+    assert ("momentum" in read_result(result.folder)["notes"]) is (kept is None)
 
 
 def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):

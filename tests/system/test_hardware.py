@@ -65,3 +65,16 @@ def test_cudnn_computes_no_attention():
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"])
+def test_the_commit_is_that_of_kvts_clone_in_a_hook_of_another_repository(monkeypatch, tmp_path, name):
+    own = environment()["commit"]
+    if own is None:
+        pytest.skip("kvt is not run from a clone")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    paths = {"GIT_WORK_TREE": ".", "GIT_INDEX_FILE": ".git/index", "GIT_OBJECT_DIRECTORY": ".git/objects"}
+    monkeypatch.setenv(name, str(tmp_path / paths.get(name, ".git")))
+    assert environment()["commit"] == own

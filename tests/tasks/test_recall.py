@@ -2,6 +2,7 @@
 
 from math import sqrt
 
+import lightning as L
 import pytest
 import torch
 from hypothesis import given
@@ -266,6 +267,22 @@ def test_training_stops_at_the_accuracy_that_is_asked_for(experiment):
     assert stopped["notes"]["stopped"] == "at an accuracy of 0.001 in validation"
     last = [int(read_history(run["path"].parent)[-1]["step"]) for run in (whole, stopped)]
     assert last == [18, 6]
+
+
+def test_a_checkpoint_of_a_plain_trainer_loads_tests_and_continues(in_tmp_dir, kvt):
+    data = Recall("mqar", vocab=16, length=8, pairs=2, train_size=64, val_size=32, test_size=32, batch_size=16)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=1, **quiet)
+    trainer.fit(RecallTask(data.spec, dim=8), data)
+    trainer.save_checkpoint("plain.ckpt")
+    task = RecallTask.load_from_checkpoint("plain.ckpt")
+    (scores,) = L.Trainer(**quiet).test(task, data, ckpt_path="plain.ckpt", verbose=False)
+    assert "test/acc" in scores
+    longer = L.Trainer(max_epochs=2, **quiet)
+    longer.fit(task, data, ckpt_path="plain.ckpt")
+    assert longer.global_step == 2 * trainer.global_step
+    for command in ("test", "fit"):
+        kvt(command, "--ckpt_path", "plain.ckpt", "--max_epochs", "2")
 
 
 MISTAKES = [
