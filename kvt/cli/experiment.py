@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvt.system.console import ignore_broken_pipe, quick_imports, run
+from kvt.system.console import quick_imports, run
 
 
 def run_lightning(argv: Sequence[str], **options: Any) -> None:
@@ -17,8 +17,7 @@ def run_lightning(argv: Sequence[str], **options: Any) -> None:
     """
     with quick_imports():
         from kvt.cli.lightning_cli import run_words
-    with ignore_broken_pipe():
-        run_words(argv, **options)
+    run_words(argv, **options)
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:

@@ -38,7 +38,7 @@ from kvt.run.same import TO_MEASURE, require_same, require_same_content, require
 from kvt.run.sections import TRAINER_DEFAULTS, plain
 from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.run.start import StartRun
-from kvt.system.console import Stopped, say, share_errors, silence_libraries, table
+from kvt.system.console import Stopped, say, silence_libraries, table
 from kvt.system.errors import UserError, argument_types, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
 from kvt.system.hardware import tune, use_threads
@@ -185,7 +185,6 @@ def fit(
     _prepare(run, trainer, start)
     if trainer.world_size > 1:
         stop.launch()
-        share_errors()
     threads = torch.get_num_threads()
     try:
         use_threads(run.config.threads, run.task.num_parameters)

@@ -11,11 +11,9 @@ import threading
 import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
-from secrets import token_hex
-from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
@@ -49,13 +47,6 @@ CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
 STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 """The signals that stop a process: SIGINT (Ctrl-C) and `CLUSTER_SIGNALS`."""
-
-
-FIRST_ERROR = "KVT_FIRST_ERROR"
-"""The environment variable with the path of a file that the first failing process of a run creates.
-
-Only the process that creates the file prints an error.
-"""
 
 
 class Stopped(SystemExit):
@@ -153,59 +144,8 @@ def _readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def share_errors() -> None:
-    """Make the child processes of this process print only the error of the first child that fails."""
-    if _is_first_process():
-        os.environ[FIRST_ERROR] = os.path.join(gettempdir(), f"kvt-error-{token_hex(8)}")
-
-
-def _is_first_to_fail() -> bool:
-    if (path := os.environ.get(FIRST_ERROR)) is None:
-        return _is_first_process()
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    except OSError:  # an error printed twice is better than an error not printed
-        pass
-    return True
-
-
-def _rank() -> str:
-    """Return a prefix for error messages such as "rank 1: ", or "" if the run has a single process."""
-    return f"rank {os.environ.get('LOCAL_RANK', '0')}: " if FIRST_ERROR in os.environ else ""
-
-
 def _is_first_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-@contextmanager
-def ignore_broken_pipe() -> Iterator[None]:
-    """Context manager: ignore errors of printing to a pipe whose reader has ended, such as `tee` after Ctrl-C."""
-    with redirect_stdout(_UnbreakableStream(sys.stdout)), redirect_stderr(_UnbreakableStream(sys.stderr)):
-        yield
-
-
-class _UnbreakableStream:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            self._stream.write(text)
-        except BrokenPipeError:
-            _discard_output(self._stream)
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except BrokenPipeError:
-            _discard_output(self._stream)
 
 
 def _discard_output(stream: Any) -> None:
@@ -216,11 +156,9 @@ def _discard_output(stream: Any) -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command. After a UserError, print one line and exit with 2; after a signal, exit with 128 + its number."""
-    _replace_closed_streams()
     with suppress(OSError):  # if the working directory was deleted, a later function reports it
         sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
-    threading.excepthook = _thread_excepthook
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # prevents an error in terminals without UTF-8
     os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
@@ -241,41 +179,14 @@ def run(command: Callable[[], object]) -> None:
         _discard_output(sys.stdout)
         sys.exit(1)
     except Exception as error:
-        message = user_error(error)
-        if not _is_first_to_fail():
-            sys.exit(1 if message is None else 2)
-        if message is None:
-            if rank := _rank():
-                error.add_note(f"{rank}this process of the run is the first that failed")
+        if (message := user_error(error)) is None:
             raise
-        print(f"error: {_rank()}{one_line(message)}", file=sys.stderr)
+        print(f"error: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 
 
 def _stop(number: int, frame: object) -> None:
     raise Stopped(128 + number)
-
-
-def _replace_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, as in a daemon.
-
-    Otherwise a file that is opened later would get the descriptor 0, 1 or 2.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
-
-
-def _thread_excepthook(failed: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback, unless a resource limit caused the error.
-
-    TensorBoard's writer passes such an error on to the main thread.
-    """
-    if failed.exc_value is None or resource_limit_message(failed.exc_value) is None:
-        threading.__excepthook__(failed)
 
 
 def silence_libraries() -> None:

@@ -1,6 +1,8 @@
 import ctypes
+import subprocess
 
 import lightning  # noqa: F401 - sets how torch counts GPUs
+import pytest
 import torch
 from torch import nn
 
