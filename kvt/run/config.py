@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain
+from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain, without_removed
 from kvt.system.errors import UserError, argument_types, require_types, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
@@ -358,6 +358,7 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
     the file does not exist.
     """
     content = read_yaml(path, name)
+    content = without_removed(content) if isinstance(content, dict) else content
     mappings = isinstance(content, dict) and all(
         isinstance(part, dict) or (section in BUILT and isinstance(part, str))
         for section, part in content.items()

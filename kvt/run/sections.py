@@ -16,6 +16,8 @@ GROUPS = (*BUILT, "trainer")
 """The sections whose settings have a short flag, such as --lr for --model.lr."""
 PARTS = (*BUILT, "optimizer")
 """The sections that name a class. A run may lack the section "optimizer"."""
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
+"""Settings of version 0.1, with the values in runs that did not use them."""
 OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
 """The settings and sections of a configuration that `GROUPS` lacks."""
 GIVEN = {"spec", "seed"}
@@ -81,3 +83,8 @@ def plain(value: Any) -> Any:
         remedy = "name its class_path and init_args, or pass a callback as kvt.train(config, callbacks=[…])"
         raise UserError(f"a configuration holds plain data, no object of {type(value).__name__}: {remedy}")
     return next((kind(value) for kind in (str, int, float) if isinstance(value, kind)), str(value))
+
+
+def without_removed(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a configuration without unused settings of version 0.1."""
+    return {name: value for name, value in sections.items() if name not in REMOVED or value != REMOVED[name]}

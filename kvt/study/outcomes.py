@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from kvt.run.config import RunConfig, bare, read_config
+from kvt.run.sections import without_removed
 from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_json, regular
 from kvt.system.quoting import one_line
@@ -197,7 +198,7 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 def _configuration(stored: Mapping[str, Any], where: str) -> RunConfig:
     try:
-        config = RunConfig(**stored)  # raises an error for an unknown key
+        config = RunConfig(**without_removed(stored))  # raises an error for an unknown key
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     json.dumps(config.stated)  # raises an error for settings that are not plain data

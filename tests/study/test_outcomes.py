@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
+from kvt.run.config import RunConfig
 from kvt.study import job as work
 from kvt.study import outcomes, runner
 from kvt.study.grid import read_grid
@@ -41,6 +42,17 @@ def grid(in_tmp_dir):
     for run in grid.runs:
         finish(run, Path("runs"))
     return grid
+
+
+def test_a_run_of_version_0_1_is_read(grid):
+    """Its files have settings of features that later versions removed."""
+    run = grid.runs[0]
+    folder, unused = run.folder(Path("runs")), {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"config": result["config"] | unused}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(result["config"] | unused))
+    assert read_outcomes(grid.runs, Path("runs"))[run.name][0].state == State.FINISHED
+    assert RunConfig.from_run(folder).name == run.name
 
 
 FILES = {
