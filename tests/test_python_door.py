@@ -141,6 +141,9 @@ LAYER, X = package.make_attention("qkv", dim=8, heads=2), torch.zeros(3, 5, 8)
         (lambda: package.make_attention("kv+pos", dim=8, heads=2), r"kv\+pos needs max_len, the length of the longest"),
         (lambda: LAYER(X, mask=torch.ones(1, 1, 5, 5, dtype=torch.long)), r"mask\.bool\(\)"),
         (lambda: LAYER(X[0]), r"x of shape \(5, 8\): expected \(B, N, 8\)"),
+        (lambda: LAYER.weights(X[0]), r"x of shape \(5, 8\): expected \(B, N, 8\)"),
+        (lambda: LAYER(X, X[..., :7]), r"context of shape \(3, 5, 7\): expected \(B, N, 8\)"),
+        (lambda: ViT("kv", channels=1, height=4, width=4, classes=3, patch=2, dim=8, depth=1), "heads is missing"),
         (lambda: LAYER(X[..., :7]), r"x of shape \(3, 5, 7\): expected \(B, N, 8\)"),
     ],
 )

@@ -133,8 +133,6 @@ class Attention(nn.Module):
                 −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
                 ignores finite entries.
         """
-        if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise UserError(f"x of shape {tuple(x.shape)}: expected (B, N, {self.dim})")
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
         attend_self = self.attend_self or context is not None
@@ -284,6 +282,9 @@ class Attention(nn.Module):
 
         Key and value contain the tokens of the cache, if there is one, before the new tokens.
         """
+        for name, tokens in (("x", x), ("context", context)):
+            if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
+                raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
         if cache is not None and (self.borrows_keys or (context is not None and cache.length)):
             q, (k, v) = self.query(x), cache.read()
             if context is None:

@@ -20,7 +20,7 @@ FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items()
 """The formulas of all registered classes, for `--help`."""
 
 
-def make_attention(attn: str = "kv", *, dim: int, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
+def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
     """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
 
     `Attention.forward` documents the arguments of `layer`. Only "qkv", "q-kv" and "mla" accept a context.

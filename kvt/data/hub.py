@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvt.data.image_files import ImageFile, Listing
 from kvt.data.tensor_files import splits_among
-from kvt.data.texts import LEARNED, PIECE, Corpus, Group, plain
+from kvt.data.texts import LEARNED, PIECE, Corpus, Group, nfc, plain
 from kvt.system.errors import UserError
 from kvt.system.files import state_of
 
@@ -74,7 +74,7 @@ def list_images(named: str) -> Listing:
     import datasets
 
     image, label = (column(named, splits["train"], kind) for kind in ("Image", "ClassLabel"))
-    classes, found = splits["train"].features[label].names, {}
+    classes, found = [*map(nfc, splits["train"].features[label].names)], {}
     for split, rows in splits.items():
         if rows.features != splits["train"].features or not {*rows[label]} <= {*range(len(classes))}:
             raise UserError(f"{named}: {split} has other columns or classes than train, or images without a class")

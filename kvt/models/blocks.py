@@ -18,7 +18,11 @@ MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a give
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
     """Return the factory of a model's attention layers: `attention`, or an `AttentionFactory` if it is a name."""
-    return AttentionFactory(attention, heads=heads, max_len=max_len) if isinstance(attention, str) else attention
+    if not isinstance(attention, str):
+        return attention
+    if heads is None:
+        raise UserError(f"heads is missing: pass the number of heads beside the name {attention!r}")
+    return AttentionFactory(attention, heads=heads, max_len=max_len)
 
 
 class FeedForward(nn.Sequential):

@@ -119,7 +119,7 @@ class SetScorer(Tagger):
         attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
             width, such as an `AttentionFactory`.
         heads: number of heads, if `attention` is a name.
-        set_size: number of images of the largest set, for a named attention with positions, such as "kv+pos".
+        max_len: number of images of the largest set, for a named attention with positions, such as "kv+pos".
         feature_dim: number of features of an image.
         dim: model width.
         dropout: dropout probability in features, and as in `Tagger`.
@@ -131,14 +131,14 @@ class SetScorer(Tagger):
         attention: str | MakeAttention,
         *,
         heads: int | None = None,
-        set_size: int | None = None,
+        max_len: int | None = None,
         feature_dim: int,
         dim: int,
         dropout: float = 0.0,
         **settings: Any,
     ) -> None:
         require_positive(feature_dim=feature_dim, dim=dim)
-        make_attention = factory_of(attention, heads, set_size)
+        make_attention = factory_of(attention, heads, max_len)
         super().__init__(nn.Linear(feature_dim, dim), make_attention, outputs=1, dropout=dropout, **settings)
         self.dropout = Dropout(dropout)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import nan
+from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -156,8 +156,8 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
                 both = telling[pair].dropna()
                 line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
                 shown = both if len(both) else every
-                accuracy = known[known.attention.isin(pair)].set_index(["setting", "seed"]).accuracy
-                untested = _untested(shown, accuracy[shown.index], table.chance_in(column), table)
+                above = known[known.attention.isin(pair)].set_index(["setting", "seed"]).above_chance
+                untested = _untested(shown, above[shown.index], table)
                 untested = untested or SILENT * (not len(both))
                 if lost & {*pair}:
                     untested = LOST  # the remaining pairs are not a random sample
@@ -165,11 +165,10 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
 
 
 def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
-    diverged = results.state == State.DIVERGED
+    diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
     values = results[table.metric] if table.metric in results else pd.Series(nan, results.index)
-    return results.assign(
-        state=results.state.mask(diverged, State.FINISHED), **{table.metric: values.mask(diverged, 0)}
-    )
+    values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
+    return results.assign(state=results.state.mask(diverged, State.FINISHED), **{table.metric: values})
 
 
 def _lost(runs: pd.DataFrame, table: Table) -> set[str]:
@@ -192,27 +191,27 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
     easy = of_setting[table.metric].min() > table.kind.highest - table.reach
-    hard = of_setting.accuracy.max() < of_setting.chance.min() + table.reach_of_chance
+    hard = of_setting.above_chance.max() < table.reach_of_chance
     wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
     return wide, wide[~wide.index.isin(easy.index[easy | hard], level="setting")]
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return finished runs with columns `chance` and `accuracy`, and with the task's name at the start of `setting`."""
+    """Return finished runs with their accuracy above that of guessing, and with the task's name in `setting`."""
     known = _known(table.runs(results, column), table)
-    accuracy = known.get(table.accuracy or table.metric, nan)
-    known = known.assign(setting=known.task + " " + known.setting, chance=known.name.map(table.chance).astype(float))
-    return known.assign(accuracy=accuracy).astype({"accuracy": float})
+    accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
+    above = accuracy - known.name.map(table.chance).astype(float)
+    return known.assign(setting=known.task + " " + known.setting, above_chance=above)
 
 
 def _settings(both: pd.DataFrame) -> int:
     return len(both.index.unique("setting"))
 
 
-def _untested(both: pd.DataFrame, accuracy: "pd.Series[float]", chance: float | None, table: Table) -> str:
+def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.reach:
         return CEILING  # the task is too easy to show a difference
-    at_chance = chance is not None and accuracy.max() < chance + table.reach_of_chance
+    at_chance = (above_chance < table.reach_of_chance).all()  # false if the accuracy of guessing is unknown
     return CHANCE if at_chance else ""  # neither attention has learned anything
 
 

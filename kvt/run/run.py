@@ -231,7 +231,7 @@ def test(run: Built) -> Path | None:
     folder = run_of_checkpoint(checkpoint.path)
     if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
         return None
-    result, notes = read_json(folder / "result.json") or {}, _notes(run, trainer, scores[0])
+    result, notes = read_json(folder / "result.json") or {}, run.data.notes | _notes(run, trainer, scores[0])
     whole = not run.data.are_others and "limit_test_batches" not in notes | result.get("notes", {})
     same = {"precision": str(trainer.precision)}.items() <= result.items()
     data = {"content": run.data.content, "notes": notes, "config": run.config.as_dict()}

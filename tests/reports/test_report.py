@@ -293,6 +293,23 @@ def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, 
     bars(lost, table)
 
 
+@pytest.mark.parametrize("highest", [1.0, 0.0, -1.0])
+def test_a_diverged_run_is_not_among_the_solved(results, table, highest):
+    lost = results.copy()
+    lost.loc[(lost.attention == "kv") & (lost.task == "sort"), "state"] = State.DIVERGED
+    solving = table._replace(solved=("sort",), kind=replace(table.kind, highest=highest))
+    found = compared(lost, solving).set_index(["column", "attention"])
+    assert found.solved["sort", "kv"] == 0
+
+
+def test_each_run_is_held_against_the_largest_class_of_its_own_split(results, table):
+    """The splits of two seeds differ, and every run says the largest class of its split."""
+    shares = results.seed.map({0: 0.9, 1: 0.75}).fillna(0.8)
+    guessing = table._replace(chance=dict(zip(results.name, shares, strict=True)))
+    found = compared(results.assign(**{"test/acc": shares.where(results.state == State.FINISHED)}), guessing)
+    assert {*found.verdict} == {CHANCE}
+
+
 def test_a_report_of_a_part_says_so(written):
     text = (written / "report.md").read_text()
     assert "24 runs: 12 to run, 12 finished" in text
