@@ -1,4 +1,4 @@
-"""Says whether code may use the weight of a layer without calling the layer."""
+"""Decides whether code may use the weight of a layer without a call of the layer."""
 
 from typing import TypeGuard
 

@@ -42,7 +42,7 @@ def runs(*folders: str) -> None:
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """Return what the list says of a run, its settings, and its rank in the task; the best run has the smallest."""
+    """Return a run's cells in the list, its settings, and its rank within the task; the best run has the lowest."""
     from kvt.run.config import bare, in_short
     from kvt.run.folder import is_in_use
     from kvt.study.outcomes import State, read_outcome

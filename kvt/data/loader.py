@@ -45,8 +45,8 @@ class Batches:
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.
         batch_size: number of rows in a batch of one process.
-        shuffle: whether rows are in random order, in another one in each epoch.
-        mix: whether rows are in a random order that is the same in all epochs.
+        shuffle: whether rows are in random order, with a new order in each epoch.
+        mix: whether rows are in random order, with the same order in each epoch; not used with `shuffle`.
         drop_last: whether to drop the last batch if it has fewer than `batch_size` rows.
         reseed: whether to seed torch's generators before each batch; default: `shuffle`.
         seed: seed of the order of the rows and of torch's generators.

@@ -162,7 +162,7 @@ class TaskData(L.LightningDataModule, ABC):
     def largest_class(self) -> dict[str, float]:
         """A dict that maps each split to the share of its largest class, the accuracy of always guessing this class.
 
-        Empty if the targets are not classes, or if `chance` is known for any split.
+        The dict is empty if the targets are not classes. Reports then use `chance`.
         """
         return {}
 

@@ -565,8 +565,9 @@ class LanguageTask(BlockTask, Classification):
         stop = nfc(stop) if stop and isinstance(self.vocabulary, Vocabulary) else stop
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
-        draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        drawn = sample(self.model, begun, tokens, generator=generator, **draws)
+        drawn = sample(
+            self.model, begun, tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+        )
         added = self.vocabulary.additions(int(token) for token in drawn)
         return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
@@ -582,8 +583,8 @@ class LanguageTask(BlockTask, Classification):
         top_p: float | None = None,
     ) -> str:
         """Return the prompt and the new text as one string; the arguments are those of `write`."""
-        draws: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        return "".join(self.write(prompt, tokens, seed, stop, **draws))
+        parts = self.write(prompt, tokens, seed, stop, temperature=temperature, top_k=top_k, top_p=top_p)
+        return "".join(parts)
 
     def sample(self) -> str | None:
         """Return 200 generated tokens as a Markdown code block. Every call uses the same random seed."""
