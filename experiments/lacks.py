@@ -16,7 +16,6 @@ from torch import Tensor
 from kvt.attention import Attention, record_maps
 from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import load_data
 from kvt.study.grid import read_grid
 from kvt.system.quoting import markdown_table
 from kvt.tasks import LanguageModelTask
@@ -100,7 +99,7 @@ def main(folder: str, scale: str = "laptop") -> None:
         if not (run.folder(Path(folder)) / "result.json").is_file():
             continue
         checkpoint = Checkpoint(run.best_checkpoint(Path(folder)))
-        windows = load_data(checkpoint).sample(WINDOWS)
+        windows = checkpoint.load_data().sample(WINDOWS)
         for row in measured(checkpoint.load_task(LanguageModelTask), windows):
             lines.append([run.value("objective"), label(run.attention), str(run.seed), *row])
     print(markdown_table(lines))

@@ -92,7 +92,7 @@ def test_the_reference_has_every_flag_and_every_setting(site):
             assert f">{(action.option_strings or [action.dest.upper()])[0]}<" in commands
     for path in CONFIGS.glob("*.yaml"):
         for section in ("model", "data"):
-            for setting in RunConfig.from_name(path.stem).sections[section]:
+            for setting in getattr(RunConfig.from_name(path.stem), section)["init_args"]:
                 assert f">{setting}<" in settings, setting
 
 

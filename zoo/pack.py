@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.folder import best_checkpoint
+from kvt.run.load_checkpoint import read_checkpoint
 from kvt.system.console import table
 
 ZOO = Path(__file__).parent
@@ -42,11 +42,12 @@ def pack(name: str, run: Path) -> None:
     checkpoint["state_dict"] = {key: weight.half() for key, weight in checkpoint["state_dict"].items()}
     torch.save(checkpoint, ZOO / f"{name}.ckpt")
     result = json.loads((run / "result.json").read_text())
-    task, data = checkpoint["model_class"], checkpoint["data_class"]
-    settings = {**checkpoint["datamodule_hyper_parameters"], **checkpoint["hyper_parameters"]}
-    shown = {key: value for key, value in settings.items() if key not in ("spec", "content") and value is not None}
+    config = checkpoint["config"]
+    task, data = (config[part]["class_path"].rpartition(".")[2] for part in ("model", "data"))
+    settings = {**config["data"]["init_args"], **config["model"]["init_args"]}
+    shown = {key: value for key, value in settings.items() if value is not None}
     numbers = {key: value for key, value in result.items() if "/" in key or key == "parameters"}
-    lengths = {key: checkpoint["trainer"].get(key) for key in ("max_epochs", "max_steps")}
+    lengths = {key: config["trainer"].get(key) for key in ("max_epochs", "max_steps")}
     flags = [f"--attn {result['attn']}", *(f"--{key} {value}" for key, value in lengths.items() if value and value > 0)]
     text = CARD.format(
         **{"name": name, "task": task, "data": data, "attn": result["attn"], "numbers": table(numbers)},

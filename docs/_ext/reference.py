@@ -16,15 +16,15 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from kvt.cli.experiment import experiment
+from kvt.cli.lightning_cli import RUN_FLAGS
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
-from kvt.run.config import RunConfig
-from kvt.run.sections import RUN_FLAGS, plain
-from kvt.run.settings import settings_parser
+from kvt.run.cli import settings_parser
+from kvt.run.config import BUILT, RunConfig
 from kvt.system.files import CONFIGS, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")
-NO_SETTINGS = ("help", "print_config", "config", "resume", "model", "data", "trainer")
+NO_SETTINGS = ("help", "print_config", "config", "model", "data", "trainer", "model.spec", "data.seed")
 
 
 def commands() -> Iterator[str]:
@@ -80,11 +80,16 @@ def definitions(actions: Iterable[Action], section: str | None, configs: dict[st
             continue
         tasks: dict[str, list[str]] = {}  # by the value in their YAML
         for task, config in configs.items():
-            tasks.setdefault(value_of(config.sections[section][name]), []).append(task)
+            tasks.setdefault(value_of(settings_of(config, section)[name]), []).append(task)
         value = " · ".join(f"{value} ({', '.join(names)})" for value, names in tasks.items())
         value = value if len(tasks) > 1 else next(iter(tasks), value_of(action.default))
         found.append(entry(f"`{name or place}` {type_of(action)} = {value}", prose(action.help)))
     return "\n\n".join(found)
+
+
+def settings_of(config: RunConfig, section: str) -> dict[str, Any]:
+    part: dict[str, Any] = getattr(config, section)
+    return part["init_args"] if section in BUILT else part
 
 
 def zoo() -> Iterator[str]:
@@ -127,7 +132,7 @@ def type_of(action: Action) -> str:
 
 def value_of(value: Any) -> str:
     """Return a value as a YAML has it, in one line, as code."""
-    text = yaml.safe_dump(plain(value), default_flow_style=True, width=inf).removesuffix("\n...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=inf).removesuffix("\n...\n").strip()
     return f"`{text}`"
 
 

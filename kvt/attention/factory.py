@@ -9,7 +9,7 @@ from torch import nn
 from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
 from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.variants import QKV
-from kvt.system.errors import UserError, argument_types, import_class, require_types, unknown
+from kvt.system.errors import UserError, argument_names, import_class, unknown
 from kvt.system.files import parse_settings
 
 Scalar = bool | int | float | str | None
@@ -60,8 +60,6 @@ class AttentionFactory:
                 raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
-        if attn_kwargs:
-            require_types(attn_kwargs, self.attention_class)
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:
@@ -94,4 +92,4 @@ def find_attention(attn: str) -> type[nn.Module]:
 
 def keyword_arguments(cls: type) -> set[str]:
     """Return the names of the keyword arguments of `cls(dim, **kwargs)`, including arguments of base classes."""
-    return argument_types(cls).keys() - {"dim"}
+    return set(argument_names(cls)) - {"dim"}

@@ -8,7 +8,7 @@ from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.quoting import printable
 
 NOTHING: dict[str, Any] = {}
-KEPT = ("hyper_parameters", "datamodule_hyper_parameters", "model_class", "data_class", "optimizer", "trainer")
+KEPT = ("hyper_parameters", "datamodule_hyper_parameters", "config")
 """The keys of a checkpoint that the converted checkpoint keeps. It has no state of the optimiser and no history."""
 
 
@@ -54,7 +54,7 @@ def convert(
     if run := run_of_checkpoint(path):
         raise UserError(f"--out {path}: is inside the folder of the run {run}: choose another folder")
     checkpoint = Checkpoint(user_path(runs[0]), flag="")
-    if (old := checkpoint.hparams["model"].get("attn")) not in FROM:
+    if (old := checkpoint.section("model")["init_args"].get("attn")) not in FROM:
         raise checkpoint.error(f"attn={old} has weights that cannot be converted: convert runs of {', '.join(FROM)}")
     source: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
     takes = keyword_arguments(find_attention(attn))
@@ -74,6 +74,8 @@ def convert(
         convert_layer(old_layer, new_layer, how)
     saved = {key: checkpoint.saved[key] for key in KEPT if key in checkpoint.saved}
     saved["hyper_parameters"] = {**saved["hyper_parameters"], **asked}
+    model = saved["config"]["model"]
+    saved["config"] |= {"model": {**model, "init_args": {**model["init_args"], **asked}}, "ckpt_path": None}
     saved |= {"state_dict": target.state_dict(), "epoch": 0, "global_step": 0, "metrics": {}}
     with atomically(path) as part, part.open("wb") as file:
         torch.save(saved, file)

@@ -3,20 +3,16 @@
 import os
 import re
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import yaml
 
 from kvt.run import run
-from kvt.run.config import RunConfig, read_files
+from kvt.run.cli import KvtCLI, parse_config
+from kvt.run.config import BUILT, Config, RunConfig, bare, read_configs
 from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import TO_RESUME
-from kvt.run.sections import GROUPS, RUN_FLAGS, Sections
-from kvt.run.settings import SettingsParser, settings_parser
 from kvt.system.console import OneLineParser, table, tell
 from kvt.system.errors import UserError
 from kvt.system.files import read_json
@@ -24,96 +20,61 @@ from kvt.system.quoting import printable, shell_word
 
 TRAINING = ("run", "fit")
 """The commands that train. `run` also tests, and accepts the name of the task without --config."""
+RUN_FLAGS = {
+    "--config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
+    "--ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
+    "--resume": "folder of a stopped run to resume; the result is the same as that of a run without the stop",
+    "--model": "import path of your task class, such as my_task.MyTask",
+    "--data": "import path of your data class, such as my_task.MyData",
+}
+"""The flags that choose a task, a checkpoint or a run, with their help texts."""
 
 
-def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **parser: str) -> None:
+def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> None:
     """Execute `run`, `fit`, `validate`, `test` or `predict`; `experiment.run_lightning` has the same arguments."""
-    command, *_ = argv
-    config, source, resumed, is_printed = read_words(argv, choices, option, **parser)
-    if is_printed:
-        tell(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
+    command, *words = argv
+    flags, words = _run_flags(command, words, choices, option)
+    named = {"attn": flags.attn, "model": flags.model, "data": flags.data}
+    resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
+    checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
+    source = None if flags.config else checkpoint
+    config = source.config if source else read_configs(flags.config, named)
+    if checkpoint:
+        config["ckpt_path"] = str(checkpoint.path)
+    if command not in TRAINING:  # only the command's own flags limit the data that it measures
+        limits = "limit_|overfit_batches|fast_dev_run"
+        trainer = config.get("trainer", {}).items()
+        config["trainer"] = {name: value for name, value in trainer if not re.match(limits, name)}
+    if flags.print_config:
+        tell(yaml.safe_dump(parse_config(config, words, source is None), sort_keys=False), end="")
         return
     if resumed and read_json(resumed / "result.json") is not None:
         tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
         return
-    built = run.build(config, source)
+    cli = KvtCLI(config, words, source, **{"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts})
+    if resumed:
+        _require_unchanged(resumed, config, cli)
     if command in TRAINING:
-        tests = command == "run"
-        result = run.fit(built, resumed, resume=resumed is not None, test=tests)
-        if result.metrics:
-            folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
-            tell(f"\n{table(result.metrics | built.task.metric_notes | folder)}")
-            from kvt.reports.paper import paper_of  # slow to import
-
-            for metric, text in paper_of(config, built.data.task_name):
-                if metric in result.metrics:
-                    tell(text)
-            if not tests and "test" in built.data.splits and result.checkpoint:
-                named = f"{shell_word(os.path.relpath(result.checkpoint))}{config.own_flags}"
-                tell(f"not tested yet: kvt test --ckpt_path {named}")
-        return
-    if path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](built):
+        _train(cli, resumed, tests=command == "run")
+    elif path := {"validate": run.validate, "test": run.test, "predict": run.predict}[command](cli):
         tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
 
 
-class Asked(NamedTuple):
-    """A parsed command line.
+def _train(cli: KvtCLI, resumed: Path | None, tests: bool) -> None:
+    """Train, and print the result with the paper's number for the same settings."""
+    result = run.fit(cli, resumed, resume=resumed is not None, test=tests)
+    if not result.metrics:
+        return
+    folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
+    tell(f"\n{table(result.metrics | cli.model.metric_notes | folder)}")
+    from kvt.reports.paper import paper_of  # slow to import
 
-    Attributes:
-        config: the configuration.
-        source: the checkpoint from which the configuration was read; None if it was read from YAML files.
-        resumed: the folder of the run to resume; None for a new run.
-        is_printed: whether to print the configuration and do nothing else.
-    """
-
-    config: RunConfig
-    source: Checkpoint | None = None
-    resumed: Path | None = None
-    is_printed: bool = False
-
-
-def read_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> Asked:
-    """Parse a command line. With --help, print the help with these `texts`, and exit.
-
-    `RUN_FLAGS` are read first. They choose the classes whose arguments are the other flags. The parser of the other
-    flags imports every class that a value names. This parser therefore gets only values from YAML files and from the
-    command line, and never values from a checkpoint.
-
-    >>> read_words(["run", "reverse", "--attn", "qkv"]) == read_words(["run", "--config=reverse", "--model.attn=qkv"])
-    True
-    """
-    command, *words = argv
-    flags, words = _run_flags(command, words, choices, option)
-    named = {"model": flags.model, "data": flags.data}
-    resumed = None if flags.resume is None else _run_to_resume(flags.resume, command)
-    files = [str(resumed / "config.yaml")] if resumed else flags.config
-    checkpoint = None if flags.ckpt_path is None else Checkpoint(flags.ckpt_path, named)
-    source = None if files else checkpoint
-    paths, classes, sections = ({}, source.classes, {}) if source else read_files(files, named)
-    if {"-h", "--help"} & {*words}:
-        _print_help(classes, sections, {"prog": f"kvt {command}", **texts})
-    parser = settings_parser(**classes)
-    if source:
-        given = parser.parse_given(words)
-        config = RunConfig.of_checkpoint(source, given.get("model", {}).get("attn"))
-        config = replace(config, trainer=_kept(command, config.trainer)).merged(given)
-        return Asked(config, source, None, flags.print_config)
-    if not classes:
-        if command == "run":
-            raise UserError("kvt run needs a task: pass its name, or your own YAML, such as kvt run cifar10")
-        raise UserError("--config is missing: pass a task's YAML, such as --config cifar10")
-    if resumed:
-        _require_unchanged(resumed, parser.parse_given(words), classes["data"].path_settings)
-    sections["trainer"] = _kept(command, sections.get("trainer", {}))
-    config = RunConfig.of(paths, parser.parse_all(words, sections))
-    config = replace(config, ckpt_path=str(checkpoint.path)) if checkpoint else config
-    return Asked(config, None, resumed, flags.print_config)
-
-
-def _kept(command: str, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's Trainer settings for a command. Only its own flags limit the data that a command measures."""
-    limits = "limit_|overfit_batches|fast_dev_run"
-    return {name: value for name, value in trainer.items() if command in TRAINING or not re.match(limits, name)}
+    for metric, text in paper_of(cli.run_config, cli.datamodule.task_name):
+        if metric in result.metrics:
+            tell(text)
+    if not tests and "test" in cli.datamodule.splits and result.checkpoint:
+        named = f"{shell_word(os.path.relpath(result.checkpoint))}{cli.run_config.own_flags}"
+        tell(f"not tested yet: kvt test --ckpt_path {named}")
 
 
 def _run_flags(
@@ -124,6 +85,7 @@ def _run_flags(
     parser.add_argument("--config", "-c", action="append", default=[])
     for flag in [*RUN_FLAGS][1:]:
         parser.add_argument(flag)
+    parser.add_argument("--attn", "--model.attn")
     parser.add_argument("--print_config", action="store_true")
     if option:
         parser.add_argument(f"--{option}", choices=choices)
@@ -132,10 +94,12 @@ def _run_flags(
             raise UserError(f"{words[0]}: expected a flag: did you mean --config {words[0]}?")
         words.insert(0, "--config")
     flags, others = parser.parse_known_args(words)
+    if flags.attn is not None:
+        others.append(f"--attn={flags.attn}")
     if flags.resume is not None:
-        if given := [name for name, value in vars(flags).items() if value and name not in ("resume", "print_config")]:
-            remedy = f"drop --{given[0]}"
-            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings and checkpoint: {remedy}")
+        if given := [name for name in ("config", "ckpt_path", *BUILT) if getattr(flags, name)]:
+            raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings: drop --{given[0]}")
+        flags.config = [str(run_folder(flags.resume, "--resume ") / "config.yaml")]
     elif choices:
         chosen = getattr(flags, option) if option else None
         if chosen or flags.ckpt_path is None:  # otherwise the checkpoint names the task
@@ -143,24 +107,13 @@ def _run_flags(
     return flags, others
 
 
-def _print_help(classes: Mapping[str, type[Any]], sections: Sections, texts: Mapping[str, str]) -> None:
-    """Print the flags and exit. The values in YAML files are printed as defaults."""
-    parser = SettingsParser(usage="%(prog)s [flags]", **texts)  # type: ignore[arg-type]
-    parser.add_settings(classes)
-    settings = {f"{name}.{key}": value for name in GROUPS for key, value in sections.get(name, {}).items()}
-    plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
-    parser.set_defaults({**plain, "optimizer": sections.get("optimizer")})
-    parser.parse_args(["--help"])
-
-
-def _require_unchanged(resumed: Path, given: Sections, paths: Collection[str]) -> None:
-    for section, values in given.items():
-        for name in values if section in GROUPS else [section]:
-            if name not in (*TO_RESUME, *paths):
-                raise UserError(
-                    f"--resume {resumed}: a resumed run keeps its settings: drop --{name}, or start a new run "
-                    f"from --ckpt_path {shell_word(last_checkpoint(resumed))}"
-                )
+def _require_unchanged(resumed: Path, config: Config, cli: KvtCLI) -> None:
+    """Raise UserError if flags change a setting of a run to resume, except paths, output and processes."""
+    old, new = (RunConfig(**parts).flat for parts in (config, cli.run_config.as_dict()))
+    free = {f"data.{name}" for name in cli.datamodule.path_settings}
+    if changed := [name for name in new if name not in free and old.get(name) != new[name]]:
+        remedy = f"start a new run from --ckpt_path {shell_word(last_checkpoint(resumed))}"
+        raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{bare(changed[0])}, or {remedy}")
 
 
 def _run_to_resume(named: str, command: str) -> Path:

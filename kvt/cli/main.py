@@ -192,7 +192,6 @@ def maps(
     """
     with quick_imports():
         from kvt.run.load_checkpoint import Checkpoint
-        from kvt.run.same import load_data
         from kvt.system.hardware import tune
         from kvt.tasks import Task
         from kvt.tasks.language import LanguageTask
@@ -211,7 +210,7 @@ def maps(
     task = checkpoint.load_task(kind).to(_device())
     if prompt is None:
         places = {"data_dir": data_dir, "root": root, "text": text, "features": features, "weights": weights}
-        task_data = load_data(checkpoint, **{name: path for name, path in places.items() if path is not None})
+        task_data = checkpoint.load_data(**{name: path for name, path in places.items() if path is not None})
         batches = task_data.examples(example, examples if is_page else 1)
         title = f"{task_data.task_name}, {task.attn}"
     else:

@@ -9,7 +9,6 @@ from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import load_data
 from kvt.study.grid import Grid, Run
 from kvt.tasks import Task
 from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, in_words
@@ -45,5 +44,5 @@ def draw_maps(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
 
 
 def _least_entropy(checkpoint: Checkpoint) -> Layer:
-    layers = collect_maps(checkpoint.load_task(Task), load_data(checkpoint).example(0))  # type: ignore[type-abstract]
+    layers = collect_maps(checkpoint.load_task(Task), checkpoint.load_data().example(0))  # type: ignore[type-abstract]
     return min(layers, key=lambda layer: row_entropy(layer.weights).mean())

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from kvt.run.checkpoint_files import read_checkpoint
 from kvt.run.lightning_internals import OutsideSteps
+from kvt.run.load_checkpoint import read_checkpoint
 from kvt.run.recorder import Recorder
 from kvt.run.start import StartRun
 from kvt.system.errors import UserError

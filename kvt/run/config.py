@@ -1,4 +1,4 @@
-"""`RunConfig`, the configuration of a run as plain data: a task, its data, the Trainer's settings and a seed.
+"""`RunConfig`, the configuration of a run as plain data, with the content of the run's config.yaml.
 
 The module does not import torch, which takes seconds. Functions that parse settings or find classes import it.
 """
@@ -10,16 +10,32 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvt.run.sections import BUILT, GIVEN, GROUPS, OTHERS, PARTS, TRAINER, Sections, differing, plain, without_removed
-from kvt.system.errors import UserError, argument_types, require_types, unknown
+from kvt.system.errors import UserError, argument_names, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 
-if TYPE_CHECKING:
-    from kvt.run.load_checkpoint import Checkpoint
-
+Config = dict[str, Any]
+"""The content of config.yaml: {"model": {"class_path": …, "init_args": …}, "trainer": {"max_epochs": 2}, …}."""
+BUILT = ("model", "data")
+"""The sections with the classes that every run builds: "model" is the task, "data" the data."""
+GROUPS = (*BUILT, "trainer")
+"""The sections whose settings have a short flag, such as --lr for --model.lr."""
+PARTS = (*BUILT, "optimizer")
+"""The sections that name a class. A run may lack the section "optimizer"."""
+OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
+"""The settings and sections of a configuration that `GROUPS` lacks."""
+TRAINER = {
+    **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
+    **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
+    **{"trainer.max_time": None, "trainer.limit_train_batches": None, "trainer.limit_val_batches": None},
+    **{"trainer.limit_test_batches": None, "trainer.overfit_batches": 0.0, "trainer.val_check_interval": None},
+    **{"trainer.check_val_every_n_epoch": 1, "trainer.log_every_n_steps": 20, "trainer.accumulate_grad_batches": 1},
+    **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
+    **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
+}
+"""Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
 
@@ -73,51 +89,14 @@ class RunConfig:
 
         Raises UserError if the files do not name the classes of a task and its data.
         """
-        from kvt.run.settings import settings_parser
+        from kvt.run.cli import parse_config
 
-        paths, classes, sections = read_files([*map(str, files)])
-        if not classes:
-            raise UserError(f"{', '.join(map(str, files))}: expected model: and data: with their class_path")
-        return cls.of(paths, settings_parser(**classes).parse_all([], sections))
+        return cls(**parse_config(read_configs([*map(str, files)])))
 
     @classmethod
     def from_run(cls, folder: str | Path) -> "RunConfig":
         """Return the configuration of a run from the run's folder, such as lightning_logs/reverse/kv/version_0."""
         return cls.from_yaml(Path(folder) / "config.yaml")
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path, **own: str | None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint, to continue training from the checkpoint.
-
-        Args:
-            path: path of the checkpoint.
-            own: import paths of classes outside kvt that the checkpoint uses, by the keywords attn, model and data.
-                kvt imports only classes that you name.
-
-        Raises:
-            UserError: the file is no checkpoint of a task, the checkpoint uses a class outside kvt that `own` lacks,
-                or a setting does not have the type that its class declares.
-        """
-        from kvt.run.load_checkpoint import Checkpoint
-
-        return cls.of_checkpoint(Checkpoint(path, own))
-
-    @classmethod
-    def of_checkpoint(cls, checkpoint: "Checkpoint", attn: str | None = None) -> "RunConfig":
-        """Return the configuration of the run that saved a checkpoint.
-
-        `attn` is the import path of an attention outside kvt. The method does not parse the checkpoint's settings,
-        but checks their types against the signatures of the classes.
-        """
-        from kvt.tasks.base import class_name
-
-        with checkpoint.add_checkpoint_path():
-            checkpoint.require_known_attention(attn)
-            classes = checkpoint.classes
-            settings: Sections = {section: checkpoint.settings(section, kind) for section, kind in classes.items()}
-            settings |= {"trainer": checkpoint.trainer_settings, "optimizer": checkpoint.optimizer}
-        others = {"seed_everything": settings["data"].pop("seed", 0), "ckpt_path": str(checkpoint.path)}
-        return cls.of({section: class_name(kind) for section, kind in classes.items()}, settings | others)
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
@@ -132,30 +111,10 @@ class RunConfig:
             parts[section] = {"class_path": init_args.pop("class", None), "init_args": init_args}
         return cls(**parts, seed_everything=settings["seed"])
 
-    @classmethod
-    def of(cls, paths: Mapping[str, str], sections: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration with these classes and settings.
-
-        Args:
-            paths: import paths of the classes of "model" and "data"; a name without a dot is a class of kvt.tasks.
-            sections: settings by section.
-        """
-        full = {name: path if "." in path else f"kvt.tasks.{path}" for name, path in paths.items()}
-        parts: dict[str, Any] = {}
-        parts |= {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in full.items()}
-        others = {name: sections[name] for name in ("trainer", *OTHERS) if name in sections}
-        return cls(**parts, **others)
-
     @property
     def classes(self) -> dict[str, type[Any]]:
         """The classes of the task and its data, imported."""
         return find_classes({"model": self.model["class_path"], "data": self.data["class_path"]})
-
-    @property
-    def imports(self) -> dict[str, str]:
-        """The name of the attention, "attn", and the import paths of task and data, "model" and "data"."""
-        attn = str(self.model["init_args"].get("attn"))
-        return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -209,7 +168,8 @@ class RunConfig:
         the default does not change results. The method does not import the classes of `other`.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
-        return differing(ours, theirs)
+        names = sorted(ours.keys() | theirs.keys())
+        return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
     def changed(self, **settings: Any) -> "RunConfig":
         """Return a copy with changed settings. Names are those of the command line's flags: attn="kv", max_epochs=1.
@@ -217,20 +177,14 @@ class RunConfig:
         Raises:
             UserError: a setting does not exist, has the wrong type, or has a value that a run does not accept.
         """
-        from kvt.run.settings import require_settings, settings_parser
+        from kvt.run.cli import parse_settings, require_settings
 
-        classes = self.classes
-        parser = settings_parser(**classes)
-        sections = parser.parse_given(parser.by_section(settings))
-        for section, cls in classes.items():
-            nulls = {name: value for name, value in sections.get(section, {}).items() if value is None}
-            require_types(nulls, cls)  # the parser accepts None for every type
-        changed = self.merged(sections)
-        require_settings(changed.sections)
+        changed = self.merged(parse_settings(self.classes, settings))
+        require_settings(vars(changed))
         return changed
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy in which the parsed settings in `sections`, by section, replace the settings of `self`."""
+        """Return a copy in which the settings in `sections`, by section, replace the settings of `self`."""
         parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
         for name in {*BUILT} & sections.keys():
             part = getattr(self, name)
@@ -240,29 +194,30 @@ class RunConfig:
         return replace(self, **parts)
 
     @property
+    def imports(self) -> dict[str, str]:
+        """The name of the attention, "attn", and the import paths of task and data, "model" and "data"."""
+        attn = str(self.model["init_args"].get("attn"))
+        return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
+
+    @property
     def own_flags(self) -> str:
         """The flags that name the run's classes outside kvt for a checkpoint's command: " --data my_task.Bits"."""
         own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
         return "".join(f" --{name} {shell_word(path)}" for name, path in own)
 
-    @property
-    def sections(self) -> Sections:
-        """The settings by section. A section in BUILT has the content of its `init_args`, without `class_path`."""
-        return {**vars(self), **{name: getattr(self, name)["init_args"] for name in BUILT}}
-
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Config:
         """Return the content of config.yaml."""
-        content = plain(vars(self))
-        return {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
+        return {name: getattr(self, name) for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
 @cache  # a study reads many runs of the same classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
-    from kvt.run.settings import settings_parser
+    from kvt.run.cli import default_settings
 
     paths = {"model": model, "data": data}
-    settings = plain(settings_parser(**find_classes(paths)).get_defaults().as_dict())
-    flat = RunConfig.of(paths, settings).flat
+    sections = default_settings(find_classes(paths))
+    parts = {name: {"class_path": path, "init_args": sections[name]} for name, path in paths.items()}
+    flat = RunConfig(**sections | parts).flat
     return MappingProxyType({name: flat[name] for name in flat if name != "seed" and not name.endswith(".class")})
 
 
@@ -301,71 +256,61 @@ def in_short(value: Any) -> Any:
 
 def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
     """Return a dict of the task's class, "model", and the data's class, "data", from a dict of import paths."""
-    from kvt.run.settings import SECTIONS
+    from kvt.tasks import Task, TaskData
     from kvt.tasks.base import find_class
 
-    return {section: find_class(path, section, SECTIONS[section]) for section, path in paths.items()}
+    bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
+    return {section: find_class(path, section, bases[section]) for section, path in paths.items()}
 
 
-def read_files(
-    configs: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})
-) -> tuple[dict[str, str], dict[str, type[Any]], Sections]:
-    """Return three dicts by section: import paths of the classes in YAML files, the classes, and all settings.
+def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:
+    """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
 
-    The dict of classes is empty if the class of the task or of the data is missing. A class in `named`, by section,
-    replaces the class in the files, and gets the settings in the files that its constructor has as arguments.
+    A class in `named`, by section, replaces the class in the files, and gets the settings in the files that its
+    constructor has as arguments. Raises UserError if a class is missing.
     """
-    class_paths, sections = read_paths(configs, named)
-    if class_paths.keys() != {*BUILT}:
-        return class_paths, {}, sections
-    for section, cls in (classes := find_classes(class_paths)).items():
-        takes, given, own = argument_types(cls), sections.get(section, {}), named.get(section)
-        if own is None and (strange := given.keys() - takes.keys()):
-            raise unknown(f"{section} setting of --config {configs[-1]:.200}:", min(strange), sorted(takes))
-        sections[section] = {name: given[name] for name in given if name in takes and name not in GIVEN}
-    return class_paths, classes, sections
+    config: Config = {}
+    for file in files:
+        for section, part in read_config(file).items():
+            old = config.get(section)
+            config[section] = {**old, **part} if isinstance(old, dict) and isinstance(part, dict) else part
+            if section in BUILT and old:
+                config[section]["init_args"] = {**old["init_args"], **part["init_args"]}
+    for section in BUILT:
+        part = config.setdefault(section, {"init_args": {}})
+        if own := named.get(section):
+            takes = argument_names(find_classes({section: own})[section])
+            kept = {name: value for name, value in part["init_args"].items() if name in takes}
+            config[section] = {"class_path": own, "init_args": kept}
+        if "class_path" not in config[section]:
+            missing = f"{', '.join(files)}: class_path of {section} is missing" if files else "no task"
+            raise UserError(f"{missing}: pass a task's YAML, such as --config cifar10")
+    return config
 
 
-def read_paths(configs: Sequence[str], named: Mapping[str, str | None]) -> tuple[dict[str, str], Sections]:
-    """Return the import paths of classes in YAML files, with `named` in place of them, and all settings."""
-    sections: Sections = {}
-    class_paths: dict[str, str] = {}
-    for config in configs:
-        try:
-            content = read_config(find_yaml(config, CONFIGS), f"--config {config:.200}")
-        except FileNotFoundError as error:
-            if config.isidentifier():
-                raise unknown("--config", config, yaml_names(CONFIGS)) from error
-            raise UserError(f"--config {config}: no such file") from error
-        for section, values in content.items():
-            if section in OTHERS:
-                sections[section] = values
-                continue
-            if section in BUILT:
-                values = {"class_path": values} if isinstance(values, str) else values
-                class_path, values = values.get("class_path"), values.get("init_args") or {}
-                if not (isinstance(class_path, str | None) and isinstance(values, dict)):
-                    raise UserError(f"--config {config:.200}: {section}: expected class_path and init_args")
-                class_paths |= {section: class_path} if class_path else {}
-            sections[section] = sections.get(section, {}) | values
-    return class_paths | {section: path for section, path in named.items() if path is not None}, sections
+def read_config(file: str | Path) -> Config:
+    """Return the sections of a YAML file, in which model and data are mappings with the key init_args.
 
-
-def read_config(path: Path, name: str) -> dict[str, Any]:
-    """Return the sections of a configuration in a YAML file.
-
-    Raises a UserError that begins with `name` if the file has anything else than sections, and FileNotFoundError if
-    the file does not exist.
+    Raises UserError if the file does not exist, or has anything else than sections.
     """
-    content = read_yaml(path, name)
-    content = without_removed(content) if isinstance(content, dict) else content
-    mappings = isinstance(content, dict) and all(
-        isinstance(part, dict) or (section in BUILT and isinstance(part, str))
-        for section, part in content.items()
-        if section not in OTHERS
-    )
-    if not mappings:
+    name = f"--config {file}"
+    try:
+        content = read_yaml(find_yaml(str(file), CONFIGS), name)
+    except FileNotFoundError as error:
+        if str(file).isidentifier():
+            raise unknown("--config", file, yaml_names(CONFIGS)) from error
+        raise UserError(f"{name}: no such file") from error
+    if not isinstance(content, dict):
         raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
-    if strange := [section for section in content if section not in (*GROUPS, *OTHERS)]:
-        raise unknown(f"section of {name}:", strange[0], [*GROUPS, *OTHERS])
+    if strange := content.keys() - {*GROUPS, *OTHERS}:
+        raise unknown(f"section of {name}:", min(strange), [*GROUPS, *OTHERS])
+    for section in content.keys() & {*BUILT}:
+        part = content[section]
+        part = {"class_path": part} if isinstance(part, str) else part
+        if not isinstance(part, dict) or not isinstance(init_args := part.get("init_args") or {}, dict):
+            raise UserError(f"{name}: {section}: expected class_path and init_args")
+        content[section] = {**part, "init_args": init_args}
+        if "class_path" in part:
+            path = str(part["class_path"])
+            content[section]["class_path"] = path if "." in path else f"kvt.tasks.{path}"
     return content

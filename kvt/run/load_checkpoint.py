@@ -1,34 +1,41 @@
 """Loads models from checkpoints as plain data: kvt imports, calls and parses nothing in a file.
 
 A checkpoint names the classes of its task, its data and its attention. kvt uses a class only if the class is part of
-kvt, or if the user also names it. kvt checks the types of the checkpoint's settings against the signatures of classes.
+kvt, or if the user also names it.
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning as L
 import torch
+from safetensors.torch import load as load_weights
+from torch import Tensor
 
 from kvt.attention import ATTENTION
-from kvt.run.checkpoint_files import HPARAMS, read_checkpoint
-from kvt.run.sections import KEPT
-from kvt.run.settings import SECTIONS
-from kvt.system.console import user_error
-from kvt.system.errors import UserError, argument_types, require_types
+from kvt.data.tensor_files import read_tensors
+from kvt.run.config import BUILT, Config, RunConfig, find_classes
+from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
-from kvt.tasks import Task
-from kvt.tasks.base import find_class, known_classes
-from kvt.tasks.datamodule import as_recorded
+from kvt.tasks import Task, TaskData
+from kvt.tasks.base import MODEL, SETTINGS, known_classes
 
 AnyTask = TypeVar("AnyTask", bound=Task)
+KEPT = (
+    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
+    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
+    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
+)
+"""The Trainer settings that kvt reads from checkpoints: length of training, limits, precision and clipping."""
+LAST_READER = "c47a6d85"
+"""The last commit of kvt that reads the checkpoints of version 0.1."""
 
 
 @dataclass(frozen=True)
@@ -51,101 +58,113 @@ class Checkpoint:
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """The content of the checkpoint by Lightning's keys, with the data's settings in the form of `as_recorded`."""
-        saved = read_checkpoint(self.path, self._name)
-        model, data = (saved[key] for key in HPARAMS.values())
-        return {**saved, HPARAMS["data"]: as_recorded(saved.get("data_class"), data, model.get("spec"))}
+        """The content of the checkpoint, by Lightning's keys and the key "config"."""
+        return read_checkpoint(self.path, self._name)
 
     @property
     def step(self) -> int:
         """The number of training steps before the checkpoint was saved."""
         return int(self.saved["global_step"])
 
-    @property
-    def hparams(self) -> dict[str, Mapping[str, Any]]:
-        """The settings of the task, "model", and of its data, "data"."""
-        return {section: self.saved[key] for section, key in HPARAMS.items()}
+    def section(self, name: str) -> dict[str, Any]:
+        """Return class and settings of the task, "model", or of the data, "data": {"class_path": …, "init_args": …}.
 
-    @cached_property
-    def classes(self) -> dict[str, type[Any]]:
-        """The class of the task, "model", and the class of its data, "data".
-
-        Raises UserError for a class that is neither part of kvt nor in `named`.
+        Raises UserError for a class, or an attention, that is neither part of kvt nor in `named`.
         """
-        return {section: self.class_of(section) for section in SECTIONS}
-
-    def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
-        with self.add_checkpoint_path():
-            cls = self.class_of("model")
-            if not issubclass(cls, kind):
-                raise UserError(f"contains {cls.__name__}; this command needs {kind.__name__}")
-            self.require_known_attention()
-            task = self.build(cls, self.settings("model", cls) | {"spec": self.spec})
-            dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-            # float16, as in the zoo, only makes the file smaller: the model computes in float32
-            if kept := dtypes - {torch.float16}:
-                task.to(kept.pop())  # float64 after a run with --precision 64-true
-            self.load_weights(task)
-        return task.eval()
-
-    def settings(self, section: str, cls: type[Any]) -> dict[str, Any]:
-        """Return the type-checked arguments of the task or data, without `spec` and without a missing `data_dir`."""
-        values = self.hparams[section]
-        taken = {name: values[name] for name in argument_types(cls) if name in values and name != "spec"}
-        require_types(taken, cls)
-        if not os.path.isdir(os.path.expanduser(taken.get("data_dir") or "")):
-            taken.pop("data_dir", None)
-        return taken
+        part, own = self.saved["config"].get(name), self.named.get(name)
+        if part is None:
+            raise self.error(f"has no settings of its {name}: name the class by --{name}")
+        path, settings = part["class_path"], {**part["init_args"]}
+        if own is not None and own.rpartition(".")[2] != path.rpartition(".")[2]:
+            raise self.error(f"contains {path:.100}, not {own}: drop --{name}")
+        if not (path == own or (path.startswith("kvt.") and path.rpartition(".")[2] in known_classes())):
+            raise self._not_ours(name, path)
+        attn, own = settings.get("attn"), self.named.get("attn")
+        ours = attn is None or attn == own or (isinstance(attn, str) and attn in ATTENTION)
+        if name == "model" and not ours:
+            raise self._not_ours("attn", str(attn))
+        if not os.path.isdir(os.path.expanduser(settings.get("data_dir") or "")):
+            settings.pop("data_dir", None)
+        return {"class_path": path, "init_args": settings}
 
     @property
-    def trainer_settings(self) -> dict[str, Any]:
-        """The Trainer settings in the checkpoint. Raises UserError for a type that the Trainer does not accept."""
-        kept = self.saved["trainer"]
-        taken = {name: kept[name] for name in KEPT if name in kept}
-        require_types(taken, L.Trainer)
-        return taken
+    def config(self) -> Config:
+        """The configuration of the run, without settings of the Trainer that kvt does not read from checkpoints."""
+        saved = self.saved["config"]
+        trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in KEPT}
+        others = {"seed_everything": saved.get("seed_everything", 0), "optimizer": self._optimizer}
+        return {**{name: self.section(name) for name in BUILT}, "trainer": trainer, **others}
 
     @property
-    def optimizer(self) -> dict[str, Any] | None:
+    def _optimizer(self) -> dict[str, Any] | None:
         """The run's optimiser, {"class_path": …, "init_args": …}, if torch.optim has the class, else None.
 
         The user must name an optimiser of another package again, because kvt imports no class that a file names.
         """
-        saved = self.saved.get("optimizer")
-        asked: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
+        asked = self.saved["config"].get("optimizer") or {}
         module, _, name = str(asked.get("class_path")).rpartition(".")
-        cls = vars(torch.optim).get(name) if module == "torch.optim" else None
-        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        known = vars(torch.optim).get(name) if module == "torch.optim" else None
+        if not (isinstance(known, type) and issubclass(known, torch.optim.Optimizer)):
             return None
-        settings = asked.get("init_args") or {}
-        if not isinstance(settings, Mapping) or settings.keys() - (argument_types(cls).keys() - {"params", "lr"}):
-            raise UserError(f"the settings of its optimizer do not fit {name} in this version of torch")
-        return {"class_path": f"{module}.{name}", "init_args": {**settings}}
+        settings = {name: value for name, value in (asked.get("init_args") or {}).items() if _is_number(value)}
+        return {"class_path": f"{module}.{name}", "init_args": settings}
+
+    def build(self, config: RunConfig) -> tuple[TaskData, Task]:
+        """Return data and task with the settings in `config`, which may differ from those in the checkpoint."""
+        with self.add_path():
+            classes = config.classes
+            seed = {"seed": config.seed_everything} if "seed" in argument_names(classes["data"]) else {}
+            data: TaskData = self._make(classes["data"], config.data["init_args"] | seed)
+            if data.measured and isinstance(self.spec, Mapping):
+                own = [name for name in data.measured if name in self.spec and data.hparams[name] is None]
+                data.spec = data.spec | {name: self.spec[name] for name in own}
+            if data.only_predict or data.measures_others:
+                data.spec = self.spec
+            return data, self._make(classes["model"], config.model["init_args"] | {"spec": data.spec})
+
+    def load_task(self, kind: type[AnyTask]) -> AnyTask:
+        """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
+        part = self.section("model")
+        cls = find_classes({"model": part["class_path"]})["model"]
+        if not issubclass(cls, kind):
+            raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
+        with self.add_path():
+            task: AnyTask = self._make(cls, part["init_args"] | {"spec": self.spec})
+        dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
+        # float16, as in the zoo, only makes the file smaller: the model computes in float32
+        if kept := dtypes - {torch.float16}:
+            task.to(kept.pop())  # float64 after a run with --precision 64-true
+        self.load_weights(task)
+        return task.eval()
+
+    def load_data(self, **given: Any) -> TaskData:
+        """Return the data of the checkpoint's run, set up for validation. `given` replaces settings of the data.
+
+        Raises UserError if the data differ from those of the run.
+        """
+        part = self.section("data")
+        cls = find_classes({"data": part["class_path"]})["data"]
+        if strange := given.keys() - argument_names(cls):
+            raise UserError(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
+        settings = part["init_args"] | given
+        if "seed" in argument_names(cls):
+            settings["seed"] = self.saved["config"].get("seed_everything", 0)
+        with self.add_path():
+            data: TaskData = self._make(cls, settings)
+            data.prepare_data()
+            data.setup("validate")
+            self.require_same_data(data)
+        return data
 
     @property
     def spec(self) -> Any:
         """`TaskData.spec` of the run's data, such as sizes and vocabulary. None if the model needs no `spec`."""
-        return self.hparams["model"].get("spec")
+        return self.saved["hyper_parameters"].get("spec")
 
     @property
     def continues(self) -> bool:
         """Whether training can continue from the checkpoint. Some checkpoints, as in the zoo, have weights only."""
         return "optimizer_states" in self.saved
-
-    @property
-    def resumes(self) -> bool:
-        """Whether this version of kvt can resume the run. Checkpoints of older versions lack the run's history."""
-        return self.continues and "Recorder" in self.saved.get("callbacks", {})
-
-    def require_known_attention(self, own: str | None = None) -> None:
-        """Raise UserError if the checkpoint's attention is outside kvt, and neither `named` nor `own` names it."""
-        attn, own = self.hparams["model"].get("attn"), own or self.named.get("attn")
-        if own is not None and own != attn:
-            remedy = f"pass --attn {shell_word(f'{attn!s:.100}')} or drop it"
-            raise self.error(f"made with attn={attn!s:.100}, not {own}: {remedy}")
-        if attn is not None and attn != own and not (isinstance(attn, str) and attn in ATTENTION):
-            raise self._not_ours("attn", str(attn))
 
     def load_weights(self, task: Task) -> None:
         """Load the weights into a task; raise UserError if names or shapes do not match, or weights are not finite."""
@@ -168,7 +187,30 @@ class Checkpoint:
     @property
     def trained_on(self) -> str | None:
         """The fingerprint of the run's data, `TaskData.content`. None if the checkpoint has no fingerprint."""
-        return self.hparams["data"].get("content")
+        return self.saved.get("datamodule_hyper_parameters", {}).get("content")
+
+    def require_same(self, config: Config, sections: Collection[str], free: Collection[str] = ()) -> None:
+        """Raise UserError if a setting in the given sections of a configuration differs from the checkpoint's.
+
+        `free` has the names of settings that may differ.
+        """
+        for section in sections:
+            theirs, ours = (
+                {"class": part.get("class_path"), **part.get("init_args", {}), **seed}
+                for whole in (self.saved["config"], config)
+                for part, seed in [(whole.get(section) or {}, {"seed": whole["seed_everything"]})]
+            )
+            for name in [name for name in theirs if name in ours and name not in free]:
+                if theirs[name] != ours[name]:
+                    raise self.error(f"made with {name}={theirs[name]!s:.60}, not {ours[name]!s:.60}: drop the flag")
+
+    def require_same_data(self, data: TaskData, content: bool = True) -> None:
+        """Raise UserError if the `spec` of data differs from the model's, or if the data, after `setup`, differ."""
+        for name in {*(self.spec or {}), *data.spec} if self.spec is not None else ():
+            if self.spec.get(name) != data.spec.get(name):
+                raise self.error(f"made with another {name}: name the run's own data, or start a new run")
+        if content and self.trained_on not in (None, data.content):
+            raise self.error("its run was trained on other data: name the run's own data, or start a new run")
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
@@ -179,39 +221,63 @@ class Checkpoint:
         return f"{self.flag} {self.path}".lstrip()
 
     @contextmanager
-    def add_checkpoint_path(self) -> Iterator[None]:
-        """Context manager: add the checkpoint's path to the message if the code inside raises a user's mistake."""
+    def add_path(self) -> Iterator[None]:
+        """Context manager: add the checkpoint's path to the message of a UserError."""
         try:
             yield
-        except Exception as error:
-            mistake = user_error(error)
-            if mistake is None or str(self.path) in mistake:
-                raise
-            raise self.error(mistake) from None
+        except UserError as error:
+            raise (error if str(self.path) in str(error) else self.error(str(error))) from None
 
-    def build(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
-        """Return a task, or its data, with these settings; raise UserError if the class rejects a setting."""
+    def _make(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
         try:
             return cls(**settings)
-        except UserError:
-            raise
-        except Exception as error:  # settings of a damaged checkpoint may raise any exception
+        except TypeError as error:
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
-
-    def class_of(self, section: str) -> type[Any]:
-        name, own = self.saved.get(f"{section}_class"), self.named.get(section)
-        if not isinstance(name, str):
-            what = "task: load it with load_from_checkpoint of its class" if section == "model" else "data"
-            raise self.error(f"does not name the class of its {what}")
-        if own is not None and own.rpartition(".")[2] != name.rpartition(".")[2]:
-            raise self.error(f"contains {name:.100}, not {own}: drop --{section}")
-        if name not in known_classes() and name != own:
-            raise self._not_ours(section, name)
-        return find_class(name, section, SECTIONS[section])
 
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or (isinstance(value, list) and all(map(_is_number, value)))
+
+
+def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
+    """Return the plain data and tensors in a file, or in a folder that `save_pretrained` has written.
+
+    Raises:
+        UserError: the path holds no checkpoint of a task of kvt. The message begins with `name`, or with the path if
+            `name` is None.
+    """
+    name = name or str(path)
+    is_folder = os.path.isfile(os.path.join(path, SETTINGS))
+    if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long
+        raise UserError(f"{name}: no such file; the checkpoints of a run are in RUN/checkpoints/")
+    try:
+        checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
+        weights = checkpoint["state_dict"].values()
+        whole = all(isinstance(value, Tensor) for value in weights) and isinstance(checkpoint["global_step"], int)
+        if "config" not in checkpoint and "model_class" in checkpoint:
+            raise UserError(f"{name}: made by version 0.1 of kvt: commit {LAST_READER} reads it")
+        json.dumps(checkpoint["config"])  # raises unless the settings are plain data
+        parts = [part for section, part in checkpoint["config"].items() if section in BUILT]
+        named = all(isinstance(part["class_path"], str) and isinstance(part["init_args"], dict) for part in parts)
+        if not (whole and named and isinstance(checkpoint["hyper_parameters"].get("spec"), Mapping | None)):
+            raise TypeError("weights, classes or spec")
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle may raise any exception
+        remedy = "load the checkpoint of another LightningModule with load_from_checkpoint of its class"
+        raise UserError(f"{name}: not a kvt checkpoint, or a damaged one; {remedy}") from error
+    return checkpoint
+
+
+def _read_folder(path: Path) -> dict[str, Any]:
+    settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    stored = load_weights((path / MODEL).read_bytes())
+    tied = {name: stored[other] for name, other in settings["tied"].items()}
+    return {"epoch": 0, "global_step": 0, **settings, "state_dict": stored | tied}
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

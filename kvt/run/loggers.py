@@ -7,8 +7,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from kvt.run.sections import TRAINER
-from kvt.run.settings import trainer_objects
+from kvt.run.config import TRAINER
 
 ABSENT = float("nan")
 """The value of a score that a run lacks. TensorBoard's table still has a column for the score."""
@@ -20,16 +19,12 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name in `kvt.run.settings.LOGGERS`, a Lightning logger as {"class_path": …}, or a list of such
-            names and loggers; True or None is "tensorboard".
+        setting: a name in `kvt.run.cli.LOGGERS`, a Lightning logger, or a list of such names and loggers; True or None
+            is "tensorboard".
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
             the run logged before, and the CSV loses the rows. None: the run is new.
-
-    Raises:
-        ModuleNotFoundError: the package of a Lightning logger is not installed.
     """
-    setting = trainer_objects({"logger": setting}).get("logger", setting)
     setting = "tensorboard" if setting in (None, True) else "none" if setting is False else setting
     asked: Sequence[Any] = setting if isinstance(setting, list) else [setting]
     return [_make(one, run, purge_step) for one in asked if one != "none"]

@@ -32,12 +32,11 @@ class Recorder(OutsideSteps, Callback):
       callbacks and schedulers. A checkpoint has the state of all processes, by rank.
 
     Args:
-        settings: the Trainer's settings, which checkpoints keep under the key "trainer".
         resumes: whether this process resumes a run. A resumed run ends if `EarlyStopping` had stopped the run before.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None = None, resumes: bool = False) -> None:
-        self.settings, self.resumes = dict(settings or {}), resumes
+    def __init__(self, resumes: bool = False) -> None:
+        self.resumes = resumes
         self.rows: list[Row] = []
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
@@ -111,12 +110,11 @@ class Recorder(OutsideSteps, Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {step}"
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the Trainer's settings, and the metrics if there was a validation at this step, to the checkpoint."""
+        """Add the metrics to the checkpoint if there was a validation at this step."""
         now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
         validated = any(name.startswith("val/") for name in now)
         metrics = trainer.callback_metrics.items() if validated else ()
         checkpoint["metrics"] = {name: float(value) for name, value in metrics if name.startswith("val/")}
-        checkpoint["trainer"] = self.settings
 
     def state_dict(self) -> dict[str, Any]:
         self._add_up_counts()

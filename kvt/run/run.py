@@ -5,12 +5,10 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, NoReturn
@@ -28,20 +26,18 @@ from kvt.models.blocks import stacks_of
 from kvt.run import results
 from kvt.run.callbacks import EndRun, ProgressBar
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
 from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder, Row
-from kvt.run.same import TO_MEASURE, require_same, require_same_content, require_same_spec
-from kvt.run.sections import TRAINER_DEFAULTS, plain
-from kvt.run.settings import kept_settings, require_callbacks, require_settings, trainer_objects
 from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, silence_libraries, table
-from kvt.system.errors import UserError, argument_types, resource_limit_message
+from kvt.system.errors import UserError, resource_limit_message
 from kvt.system.files import read_json, require_folder, user_path
-from kvt.system.hardware import tune, use_threads
+from kvt.system.hardware import use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.schedules import warmup_note
@@ -52,33 +48,37 @@ LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
 NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
-@dataclass(frozen=True)
-class Built:
-    """A configuration, with data and task that are built from the configuration, before the data are read.
-
-    Attributes:
-        config: the configuration.
-        data: the data.
-        task: the task with its model.
-        source: the checkpoint from which the configuration was read. Messages about settings name its path. None: the
-            configuration has another origin.
-    """
-
-    config: RunConfig
-    data: TaskData
-    task: Task
-    source: Checkpoint | None = None
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to measure, or to start training from; None if the configuration names no checkpoint."""
-        path = self.config.ckpt_path
-        return self.source or (None if path is None else Checkpoint(path))
-
-    def read_data(self, stage: str) -> None:
-        with self.source.add_checkpoint_path() if self.source else nullcontext():
-            self.data.prepare_data()
-            self.data.setup(stage)
+REFUSED: dict[type[L.Callback], tuple[str, str]] = {
+    theirs.LearningRateFinder: (
+        "the run would record another learning rate than it trains with",
+        "pass --lr, or compare learning rates with kvt study",
+    ),
+    theirs.BatchSizeFinder: (
+        "the run would record another batch size than it trains with",
+        "pass --batch_size, or compare batch sizes with kvt study",
+    ),
+    theirs.GradientAccumulationScheduler: (
+        "the learning-rate schedule would span another number of steps than the run has",
+        "pass --accumulate_grad_batches",
+    ),
+    theirs.StochasticWeightAveraging: (
+        "no checkpoint would hold the averaged weights, and no result would be measured with them",
+        "choose EMAWeightAveraging",
+    ),
+    theirs.ModelPruning: (
+        "it masks weights when their module is called, and models use some weights without that call",
+        "prune the trained model, kvt.load(checkpoint)",
+    ),
+    theirs.SpikeDetection: (
+        "it cannot read its own state, so that the run could not be resumed",
+        "choose EarlyStopping with divergence_threshold",
+    ),
+    theirs.BaseFinetuning: (
+        "a resumed run would not train the weights that it has unfrozen",
+        "freeze weights with requires_grad_(False) in a task of your own",
+    ),
+}
+"""A dict of Lightning callbacks that kvt rejects, because a run would differ from its record: (reason, remedy)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,32 +102,6 @@ class Result:
         return table(self.metrics | ({} if self.folder is None else {"run": os.path.relpath(self.folder)}))
 
 
-def build(config: RunConfig, source: Checkpoint | None = None) -> Built:
-    """Seed all random generators, and return data and task; raise UserError if data or task rejects a setting."""
-    if not isinstance(config, RunConfig):
-        raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
-    tune()
-    config = RunConfig(**plain(vars(config)))
-    classes = config.classes
-    make: Any = source.build if source else lambda cls, settings: cls(**settings)
-    with source.add_checkpoint_path() if source else nullcontext():
-        require_settings(config.sections)
-        L.seed_everything(config.seed_everything, workers=True, verbose=False)
-        seed = {"seed": config.seed_everything} if "seed" in argument_types(classes["data"]) else {}
-        given = plain(config.sections)  # a copy, which task and data may change
-        data = make(classes["data"], given["data"] | seed)
-        if data.only_predict and source is None:
-            raise UserError(data.only_predict)
-        if source and data.measured and isinstance(source.spec, Mapping):
-            own = [name for name in data.measured if name in source.spec and data.hparams[name] is None]
-            data.spec = data.spec | {name: source.spec[name] for name in own}
-        if source and (data.only_predict or data.measures_others):
-            data.spec = source.spec
-        task: Task = make(classes["model"], given["model"] | {"spec": data.spec})
-    task.optimizer_config = given["optimizer"]
-    return Built(config, data, task, source)
-
-
 def train(
     config: RunConfig,
     folder: str | Path | None = None,
@@ -148,12 +122,14 @@ def train(
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
     """
+    if not isinstance(config, RunConfig):
+        raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     silence_libraries()
-    return fit(build(config), folder, resume=resume, test=test, callbacks=callbacks)
+    return fit(KvtCLI(config.as_dict()), folder, resume=resume, test=test, callbacks=callbacks)
 
 
 def fit(
-    run: Built,
+    cli: KvtCLI,
     folder: str | Path | None = None,
     *,
     resume: bool = False,
@@ -167,35 +143,35 @@ def fit(
     resume it, and exits with code 128 + the number of the signal.
     """
     started = datetime.now(UTC)
-    path, start = _place(run, folder, resume)
+    path, start = _place(cli, folder, resume)
     goes_on = start if start and start.continues else None
     steps = goes_on.step if goes_on else -1
-    claim = StartRun(path, folder is None, run.config, steps + 1 if resume else None, quiet)
-    recorder, stop = Recorder(kept_settings(run.config.trainer), resume), EndRun()
-    saving = _checkpoints(run, claim, recorder)
+    claim = StartRun(path, folder is None, cli, steps + 1 if resume else None, quiet)
+    recorder, stop = Recorder(resume), EndRun()
+    saving = _checkpoints(cli, claim, recorder)
     shown = [] if quiet else [Shown(recorder)]
     # EndRun comes first: it validates after training, before averages replace weights at the end of training
-    trainer = make_trainer(run.config, [*callbacks, recorder, *shown, *saving], [claim, stop], logger=False)
-    of_task = run.task.configure_callbacks()
+    trainer = make_trainer(cli, [*callbacks, recorder, *shown, *saving], [claim, stop])
+    of_task = cli.model.configure_callbacks()
     added = of_task if isinstance(of_task, Sequence) else [of_task]
     require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
     # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(run, trainer, start)
+    _prepare(cli, trainer, start)
     if trainer.world_size > 1:
         stop.launch()
     threads = torch.get_num_threads()
     try:
-        use_threads(run.config.threads, run.task.num_parameters)
+        use_threads(cli.run_config.threads, cli.model.num_parameters)
         # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
-        trainer.fit(run.task, datamodule=run.data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
+        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
         _require_trained(trainer, recorder, resume, goes_on)
         if stop.signal:
             raise SIGTERMException
         best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
-        metrics = _measure(run, trainer, best, test and not recorder.diverged)
-        return _save(run, trainer, recorder, claim, started, metrics, best) if trainer.is_global_zero else Result()
+        metrics = _measure(cli, trainer, best, test and not recorder.diverged)
+        return _save(cli, trainer, recorder, claim, started, metrics, best) if trainer.is_global_zero else Result()
     except SIGTERMException:
         _end_stopped(trainer, 128 + (stop.signal or signal.SIGTERM), claim.folder if saving else None)
     except BaseException as error:
@@ -212,13 +188,13 @@ def fit(
         claim.release()
 
 
-def validate(run: Built) -> None:
+def validate(cli: KvtCLI) -> None:
     """Measure the run's checkpoint on the validation data, and print the metrics."""
-    _, trainer = _load(run, "validate")
-    trainer.validate(run.task, run.data)
+    _, trainer = _load(cli, "validate")
+    trainer.validate(cli.model, cli.datamodule)
 
 
-def test(run: Built) -> Path | None:
+def test(cli: KvtCLI) -> Path | None:
     """Measure the run's checkpoint on the test data, print the metrics, write a file, and return the file's path.
 
     If the checkpoint has the best weights of a finished run, and the data are the complete test split of the run, kvt
@@ -226,39 +202,39 @@ def test(run: Built) -> Path | None:
     separate file in the run's folder. For a checkpoint outside a run's folder, the function writes no file and returns
     None.
     """
-    checkpoint, trainer = _load(run, "test")
-    scores = trainer.test(run.task, run.data)
+    checkpoint, trainer = _load(cli, "test")
+    scores = trainer.test(cli.model, cli.datamodule)
     folder = run_of_checkpoint(checkpoint.path)
-    if folder is None or not scores or not trainer.is_global_zero or run.config.trainer.get("fast_dev_run"):
+    if folder is None or not scores or not trainer.is_global_zero or cli.run_config.trainer.get("fast_dev_run"):
         return None
-    result, notes = read_json(folder / "result.json") or {}, run.data.notes | _notes(run, trainer, scores[0])
-    whole = not run.data.are_others and "limit_test_batches" not in notes | result.get("notes", {})
+    result, notes = read_json(folder / "result.json") or {}, cli.datamodule.notes | _notes(cli, trainer, scores[0])
+    whole = not cli.datamodule.are_others and "limit_test_batches" not in notes | result.get("notes", {})
     same = {"precision": str(trainer.precision)}.items() <= result.items()
-    data = {"content": run.data.content, "notes": notes, "config": run.config.as_dict()}
+    data = {"content": cli.datamodule.content, "notes": notes, "config": cli.run_config.as_dict()}
     measured = {"checkpoint": os.path.relpath(checkpoint.path, folder), **data}
     return results.keep_test(folder, whole and same and results.is_result_of(folder, checkpoint), scores[0], measured)
 
 
-def predict(run: Built) -> Path | None:
+def predict(cli: KvtCLI) -> Path | None:
     """Write predictions of the run's checkpoint to a CSV, and return the path of the CSV.
 
     The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
     predictions-<stem>.csv beside the checkpoint.
     """
-    place = Path(_measured(run, "predict").path).resolve()
+    place = Path(_measured(cli, "predict").path).resolve()
     folder = run_of_checkpoint(place) or (place if place.is_dir() else None)
     path = folder / "predictions.csv" if folder else place.with_name(f"predictions-{place.stem}.csv")
-    dry = run.config.trainer.get("fast_dev_run")
+    dry = cli.run_config.trainer.get("fast_dev_run")
     if not dry:
         require_folder(path.parent, "--ckpt_path")
     # one process, so that the CSV has all predictions in order
-    _, trainer = _load(run, "predict", devices=1, num_nodes=1, strategy="auto")
-    batches: Any = trainer.predict(run.task, run.data)
+    _, trainer = _load(cli, "predict", devices=1, num_nodes=1, strategy="auto")
+    batches: Any = trainer.predict(cli.model, cli.datamodule)
     if not batches:
         raise UserError("nothing to predict: check --limit_predict_batches")
     if dry:
         return None
-    results.write_predictions(path, batches, run.data.names(run.data.predicted))
+    results.write_predictions(path, batches, cli.datamodule.names(cli.datamodule.predicted))
     return path
 
 
@@ -271,85 +247,81 @@ class NoProfiler(PassThroughProfiler):
         return self.nothing
 
 
+def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
+    """Raise UserError if the class of a callback is in `REFUSED`, or has a base class in `REFUSED`."""
+    for callback in callbacks:
+        for cls, (reason, remedy) in REFUSED.items():
+            if isinstance(callback, cls):
+                name = type(callback).__name__
+                named = name if type(callback) is cls else f"{name}, a {cls.__name__}"
+                raise UserError(f"--callbacks {named}: {reason}: {remedy}")
+
+
 def make_trainer(
-    config: RunConfig, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), **changes: Any
+    cli: KvtCLI, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), **changes: Any
 ) -> L.Trainer:
-    """Return the Trainer of a configuration.
+    """Return the Trainer of a run.
 
     kvt passes all settings to the Trainer, because the Trainer reads missing settings from environment variables such
     as PL_TRAINER_PRECISION.
 
     Args:
-        config: the configuration.
+        cli: the parsed settings.
         callbacks: callbacks that come after the callbacks of the configuration.
         first: callbacks that come before the callbacks of the configuration.
         changes: Trainer settings that replace settings of the configuration.
     """
-    usual = {name: one.default for name, one in signature(L.Trainer).parameters.items()}
-    settings = {**usual, **TRAINER_DEFAULTS, **config.trainer, **changes}
+    settings = {**cli.config_init.trainer, "logger": False, **changes}
+    settings["profiler"] = settings.get("profiler") or NoProfiler()
+    own = settings.pop("callbacks", None) or []
+    asked = [*first, *(own if isinstance(own, list) else [own]), *callbacks]
+    bars: list[Callback] = [callback for callback in asked if isinstance(callback, theirs.ProgressBar)]
+    others = [callback for callback in asked if callback not in bars]
+    if not bars and settings.get("enable_progress_bar") is not False:
+        bars = [ProgressBar(refresh_rate=20)]
     try:
-        settings |= trainer_objects(settings)
-        settings["profiler"] = settings.get("profiler") or NoProfiler()
-        own = settings.pop("callbacks", None) or []
-        own = own if isinstance(own, list) else [own]
-        asked = [*first, *own, *callbacks]
-        bars: list[Callback] = [callback for callback in asked if isinstance(callback, theirs.ProgressBar)]
-        others = [callback for callback in asked if callback not in bars]
-        if not bars and settings.get("enable_progress_bar") is not False:
-            bars = [ProgressBar(refresh_rate=20)]
         # progress bars come after `EndRun`, so that bars show the metrics of its validation
         trainer = L.Trainer(**settings, callbacks=[*others, *bars])
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"--trainer: {error}") from error
-    except (RuntimeError, KeyError) as error:
-        if "stateful callback" in str(error):
-            raise UserError(f"--callbacks: {str(error).partition('.')[0]}: give it once") from error
-        if not re.search("--ntasks|SLURM_", str(error)):
-            raise
-        tasks, remedy = os.environ.get("SLURM_NTASKS"), "ask for --ntasks-per-node, and start kvt with srun"
-        raise UserError(f"SLURM_NTASKS={tasks}: {remedy}, or unset SLURM_NTASKS for a run without SLURM") from error
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a user's plugin may set another IO
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     load_only_named_checkpoints(trainer)
     return trainer
 
 
-def _checkpoints(run: Built, claim: StartRun, recorder: Recorder) -> list[Any]:
-    settings = run.config.trainer
+def _checkpoints(cli: KvtCLI, claim: StartRun, recorder: Recorder) -> list[Any]:
+    settings = cli.run_config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
-    best = BestCheckpoint(claim, recorder, run.task)
+    best = BestCheckpoint(claim, recorder, cli.model)
     return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
 
 
-def _place(run: Built, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
+def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
     """Return the path of a run's folder, or of the new folder's parent, and the checkpoint to start training from."""
     if folder is None:
-        named = run.config.trainer.get("default_root_dir")
+        named = cli.run_config.trainer.get("default_root_dir")
         root = user_path(user_path("." if named is None else named).resolve()) / "lightning_logs"
-        return root / run.data.task_name / run.task.attn.rpartition(".")[2], run.checkpoint
+        return root / cli.datamodule.task_name / cli.model.attn.rpartition(".")[2], cli.start
     path = user_path(folder).resolve()
     if (path / "config.yaml").exists() and not resume:
         raise UserError(f"{path} has a run: choose another folder, or resume it")
     if not (resume and (last := last_checkpoint(path)).exists()):
-        return path, run.checkpoint
-    start = Checkpoint(last)
-    if not start.resumes:
-        remedy = f"start a new run from --ckpt_path {shell_word(last)}"
-        raise UserError(f"{path}: made by another version of kvt: {remedy}")
-    return path, start
+        return path, cli.start
+    return path, Checkpoint(last)
 
 
-def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
+def _prepare(cli: KvtCLI, trainer: L.Trainer, start: Checkpoint | None) -> None:
     """Raise UserError for mistakes in settings, checkpoint and data, before files and processes are created."""
-    task, data = run.task, run.data
+    task, data = cli.model, cli.datamodule
+    if start and start.continues:  # the state of the optimiser would win over a changed setting
+        start.require_same(cli.run_config.as_dict(), ("model", "optimizer"))
+    read_data(data, "fit")
     if start:
-        require_same(start, data, task) if start.continues else require_same_spec(start, data)
-    run.read_data("fit")
-    if start and start.continues:
-        require_same_content(start, data)
-    elif start:
-        start.load_weights(task)
+        start.require_same_data(data, content=start.continues)
+        if not start.continues:
+            start.load_weights(task)
     # The Trainer converts a model to the Trainer's precision only after it has copied the weights for averaging and
     # loaded a checkpoint, so kvt converts earlier. kvt does not convert to half precision here: averages and
     # checkpoints stay float32, which represents half-precision numbers exactly.
@@ -360,21 +332,27 @@ def _prepare(run: Built, trainer: L.Trainer, start: Checkpoint | None) -> None:
     interval, each_epoch = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
     if isinstance(interval, int) and interval > len(loader) and each_epoch:
         raise UserError(f"--val_check_interval {interval}: an epoch has only {len(loader)} batches")
-    if run.config.compile:
+    if cli.run_config.compile:
         if loader.ragged:
             raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")
         compile_model(task, trainer.strategy.root_device)
 
 
-def _measure(run: Built, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
+def read_data(data: TaskData, stage: str) -> None:
+    """Download or decode the data if necessary, and read them."""
+    data.prepare_data()
+    data.setup(stage)
+
+
+def _measure(cli: KvtCLI, trainer: L.Trainer, best: Checkpoint | None, test: bool) -> dict[str, float]:
     """Return validation metrics of the best checkpoint; with `test` and a test split, also the test metrics."""
     metrics = dict(best.saved["metrics"]) if best else {}
-    if not test or "test" not in run.data.splits:
+    if not test or "test" not in cli.datamodule.splits:
         return metrics
     if best:
-        best.load_weights(run.task)
+        best.load_weights(cli.model)
     loggers, trainer.loggers = trainer.loggers, []  # no log here: `save_results` logs the scores
-    scores = trainer.test(run.task, run.data, verbose=False)  # empty with --limit_test_batches 0
+    scores = trainer.test(cli.model, cli.datamodule, verbose=False)  # empty with --limit_test_batches 0
     trainer.loggers = loggers
     return metrics | (dict(scores[0]) if scores else {})
 
@@ -389,7 +367,7 @@ def _require_trained(trainer: L.Trainer, recorder: Recorder, resume: bool, goes_
 
 
 def _save(
-    run: Built,
+    cli: KvtCLI,
     trainer: L.Trainer,
     recorder: Recorder,
     claim: StartRun,
@@ -398,41 +376,34 @@ def _save(
     best: Checkpoint | None,
 ) -> Result:
     """Return the result, and write it into the run's folder, if the run has a folder."""
-    run.task.metric_notes |= run.data.notes | _notes(run, trainer, ["train", *metrics]) | warmup_note(run.task)
-    summary = results.summary(run.task, run.data, recorder, run.config.seed_everything, metrics)
+    cli.model.metric_notes |= cli.datamodule.notes | _notes(cli, trainer, ["train", *metrics]) | warmup_note(cli.model)
+    summary = results.summary(cli.model, cli.datamodule, recorder, cli.run_config.seed_everything, metrics)
     folder = claim.folder.path if claim.folder else None
-    results.save_results(summary, recorder.rows, run.config.as_dict(), started, trainer, folder)
+    results.save_results(summary, recorder.rows, cli.run_config.as_dict(), started, trainer, folder)
     return Result(summary, recorder.rows, folder, Path(best.path) if best else None)
 
 
-def _measured(run: Built, command: str) -> Checkpoint:
-    if run.checkpoint is None:
+def _measured(cli: KvtCLI, command: str) -> Checkpoint:
+    if cli.start is None:
         raise UserError(f"{command} needs --ckpt_path, a file under a run's checkpoints/")
-    return run.checkpoint
+    return cli.start
 
 
-def _load(run: Built, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
+def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
     """Read the data, load the weights of the run's checkpoint into the task, and return checkpoint and Trainer."""
-    checkpoint = _measured(run, stage)
-    use_threads(run.config.threads, run.task.num_parameters)
-    trainer = make_trainer(run.config, logger=False, **settings)
-    require_same(checkpoint, run.data, run.task, TO_MEASURE, "drop the flag")
-    run.data.trained_on = checkpoint.trained_on
-    # checkpoints of older versions of kvt have no fingerprint of their data
-    if run.data.measures_others and checkpoint.trained_on is None:
-        saved = checkpoint.hparams["data"]
-        named = [name for name in run.data.path_settings if name != "data_dir" and run.data.hparams.get(name)]
-        if any(run.data.hparams[name] != saved.get(name) for name in named):
-            run.data.trained_on = "another text"
-    run.read_data(stage)
-    if stage == "validate" and not run.data.measures_others:
-        require_same_content(checkpoint, run.data)
-    if trainer.is_global_zero and run.data.are_others and not run.data.only_predict:
-        what = ": all of them are measured" if run.data.measures_others else ""
+    checkpoint, data = _measured(cli, stage), cli.datamodule
+    use_threads(cli.run_config.threads, cli.model.num_parameters)
+    trainer = make_trainer(cli, **settings)
+    data.trained_on = checkpoint.trained_on
+    checkpoint.require_same(cli.run_config.as_dict(), ("model", "data"), (*data.path_settings, "batch_size"))
+    read_data(data, stage)
+    checkpoint.require_same_data(data, content=stage == "validate" and not data.measures_others)
+    if trainer.is_global_zero and data.are_others and not data.only_predict:
+        what = ": all of them are measured" if data.measures_others else ""
         note = f"note: these are not the data of the run that made {checkpoint.path}{what}"
         print(printable(note), file=sys.stderr)
-    trainer.precision_plugin.convert_module(run.task)  # before the weights are loaded; the Trainer would convert after
-    checkpoint.load_weights(run.task)
+    trainer.precision_plugin.convert_module(cli.model)  # before the weights are loaded; the Trainer would convert after
+    checkpoint.load_weights(cli.model)
     return checkpoint, trainer
 
 
@@ -463,12 +434,12 @@ def _exit_after(processes: Sequence[Popen[Any]]) -> None:
                 sys.exit(code)
 
 
-def _notes(run: Built, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
+def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
     """Return a dict that maps settings that affect these metrics, such as limits and early stopping, to notes."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")
-        if limit < (1 if isinstance(limit, float) else len(run.data.batches(split, trainer))):
+        if limit < (1 if isinstance(limit, float) else len(cli.datamodule.batches(split, trainer))):
             notes[name] = f"{limit}: not all of the data"
     if (batches := trainer.overfit_batches) and "val" in splits:  # type: ignore[attr-defined]
         notes["overfit_batches"] = f"{batches}: validated on the batches of training"

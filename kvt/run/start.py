@@ -8,7 +8,7 @@ from typing import Any
 from lightning import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from kvt.run.config import RunConfig
+from kvt.run.cli import KvtCLI
 from kvt.run.folder import RunFolder
 from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.loggers import hyperparameters, make_loggers
@@ -25,7 +25,7 @@ class StartRun(OutsideSteps, Callback):
     Args:
         path: path of the run's folder; if `is_new`, path of the parent of the new folder.
         is_new: whether to create a new folder version_N.
-        config: configuration of the run.
+        cli: the parsed settings of the run.
         purge_step: the first step that a resumed run logs again; None: the run is new.
         quiet: if True, the callback does not print the path of the folder.
 
@@ -33,8 +33,8 @@ class StartRun(OutsideSteps, Callback):
         folder: the run's folder in the first process; None in other processes, and under --fast_dev_run.
     """
 
-    def __init__(self, path: Path, is_new: bool, config: RunConfig, purge_step: int | None, quiet: bool) -> None:
-        self.path, self.is_new, self.config, self.purge_step, self.quiet = path, is_new, config, purge_step, quiet
+    def __init__(self, path: Path, is_new: bool, cli: KvtCLI, purge_step: int | None, quiet: bool) -> None:
+        self.path, self.is_new, self.cli, self.purge_step, self.quiet = path, is_new, cli, purge_step, quiet
         self.folder: RunFolder | None = None
         self.loggers: list[Logger] = []
 
@@ -47,8 +47,8 @@ class StartRun(OutsideSteps, Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         self.folder = RunFolder.new(self.path) if self.is_new else RunFolder(self.path)
-        self.folder.write_config(self.config)
-        self.loggers = make_loggers(self.config.trainer.get("logger"), self.folder.path, self.purge_step)
+        self.folder.write_config(self.cli.run_config)
+        self.loggers = make_loggers(self.cli.config_init.trainer.logger, self.folder.path, self.purge_step)
         trainer.loggers = self.loggers
         if not self.quiet:
             say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
@@ -57,7 +57,7 @@ class StartRun(OutsideSteps, Callback):
         """Log the hyperparameters, except to TensorBoard, which gets them with the scores at the end of the run."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.config.as_dict()))
+                logger.log_hyperparams(hyperparameters(pl_module, trainer.datamodule, self.cli.run_config.as_dict()))
 
     def release(self) -> None:
         """Unlock the folder."""

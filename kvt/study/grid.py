@@ -12,11 +12,11 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
 from kvt.attention.factory import parse_attention
-from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
+from kvt.run.cli import without_defaults
+from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, bare, in_short, short_hash
 from kvt.run.folder import best_checkpoint
-from kvt.run.sections import GROUPS, TRAINER
-from kvt.run.settings import require_callbacks, settings_parser, trainer_objects, without_defaults
-from kvt.system.errors import UserError, first_mistake, unknown
+from kvt.study.outcomes import first_mistake
+from kvt.system.errors import UserError, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable
 
@@ -122,11 +122,11 @@ class TaskFile:
         if trainer.get("callbacks"):  # the parser adds defaults, which are removed here
             trainer["callbacks"] = without_defaults(trainer["callbacks"])
         self._base = replace(base, trainer=trainer, ckpt_path=None)
-        self._parser = settings_parser(**base.classes)
+        named = [(section, name) for section in BUILT for name in getattr(base, section)["init_args"]]
+        named += [("trainer", name) for name in base.trainer]
         self.section_of = {
             name: section
-            for section in GROUPS
-            for name in self._base.sections[section]
+            for section, name in named
             if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # a grid names tasks under `tasks`
         } | {"optimizer": ""}
 
@@ -136,10 +136,12 @@ class TaskFile:
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
         if strange := [name for name in settings if name not in self.section_of]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
-        typed = self._base.changed(**settings).sections
-        if typed["trainer"].get("callbacks"):
-            typed["trainer"]["callbacks"] = without_defaults(typed["trainer"]["callbacks"])
-        return {name: typed.get(self.section_of[name], typed)[name] for name in settings}
+        changed = self._base.changed(**settings)
+        typed = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
+        typed["optimizer"] = changed.optimizer
+        if typed.get("callbacks"):
+            typed["callbacks"] = without_defaults(typed["callbacks"])
+        return {name: typed[name] for name in settings}
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
         """Return the typed settings that a value of an axis sets: the setting `axis`, or all settings in a mapping."""
@@ -153,7 +155,11 @@ class TaskFile:
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
         """Return a run's configuration with these parsed settings. Runs share unchanged sections to save memory."""
-        return self._base.merged({"seed_everything": seed, **self._parser.by_section(settings)})
+        sections: dict[str, Any] = {"seed_everything": seed}
+        for name, value in settings.items():
+            section = self.section_of[name]
+            (sections.setdefault(section, {}) if section else sections)[name] = value
+        return self._base.merged(sections)
 
 
 @dataclass(frozen=True)
@@ -315,7 +321,6 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
             raise unknown("--scale", scale, file.scales)
         at = {each: runs_of(path, file, each) for each in file.scales}
         _require_attentions(at[scale])
-        _require_callbacks(at[scale])
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
         scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
@@ -380,12 +385,6 @@ def _require_attentions(runs: Sequence[Run]) -> None:
             AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None
-
-
-def _require_callbacks(runs: Sequence[Run]) -> None:
-    for callbacks in _distinct(run.config.trainer.get("callbacks") for run in runs):
-        made = trainer_objects({"callbacks": callbacks}).get("callbacks") or []
-        require_callbacks(made if isinstance(made, list) else [made])
 
 
 def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:

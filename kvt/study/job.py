@@ -8,14 +8,15 @@ from pathlib import Path
 from filelock import Timeout
 
 from kvt.run import results
+from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
 from kvt.run.folder import empty, last_checkpoint, locked
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.run import build, fit
+from kvt.run.run import fit
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
 from kvt.system.console import user_error
-from kvt.system.errors import UserError, argument_types, resource_limit_message
+from kvt.system.errors import UserError, argument_names, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.system.quoting import one_line
 
@@ -31,7 +32,7 @@ def saved_steps(folder: Path) -> int:
     """Return the number of training steps in a run's last.ckpt; 0 if the run cannot resume from this file."""
     with suppress(UserError):
         checkpoint = Checkpoint(last_checkpoint(folder))
-        return checkpoint.resumes * checkpoint.step
+        return checkpoint.continues * checkpoint.step
     return 0
 
 
@@ -82,11 +83,11 @@ def reason(error: Exception) -> str:
 
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
-    data = {"data_dir": job.data_dir} if "data_dir" in argument_types(job.config.classes["data"]) else {}
+    data = {"data_dir": job.data_dir} if "data_dir" in argument_names(job.config.classes["data"]) else {}
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = saved_steps(job.folder) > 0
     if not resume:
         empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
     # quiet=True draws no pictures, because drawing takes longer than training a small model
-    fit(build(config), job.folder, resume=resume, quiet=True)
+    fit(KvtCLI(config.as_dict()), job.folder, resume=resume, quiet=True)
     last_checkpoint(job.folder).unlink(missing_ok=True)  # keeps only best.ckpt

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from kvt.run.config import RunConfig, bare, read_config
-from kvt.run.sections import without_removed
-from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import read_json, regular
+from kvt.run.config import RunConfig, bare
+from kvt.system.errors import UserError
+from kvt.system.files import read_json, read_yaml, regular
 from kvt.system.quoting import one_line
 
 if TYPE_CHECKING:
@@ -55,6 +54,10 @@ def tally(states: Iterable[State]) -> str:
     counts = Counter(states)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{counts.total()} runs: {', '.join(parts)}"
+
+
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
+"""Settings of version 0.1, with the values in runs that did not use them."""
 
 
 class Outcome(NamedTuple):
@@ -121,7 +124,7 @@ def stored_config(folder: Path) -> RunConfig | None:
     """Return the configuration in a run's folder, None if the run has not begun; raise UserError for a damaged file."""
     try:
         with damage(CONFIG):
-            return _configuration(read_config(folder / CONFIG, CONFIG), CONFIG)
+            return _configuration(read_yaml(folder / CONFIG, CONFIG), CONFIG)
     except FileNotFoundError:
         return None
 
@@ -137,6 +140,14 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
         config = _configuration(stored.config, where)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, one_line(result.get("diverged", "")), result, history, config)
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
+    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
+    mistakes = error.errors(include_url=False)
+    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
+    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])
 
 
 @contextmanager
@@ -198,7 +209,8 @@ class _Result(BaseModel, strict=True, extra="allow"):
 
 def _configuration(stored: Mapping[str, Any], where: str) -> RunConfig:
     try:
-        config = RunConfig(**without_removed(stored))  # raises an error for an unknown key
+        kept = {name: value for name, value in stored.items() if name not in REMOVED or value != REMOVED[name]}
+        config = RunConfig(**kept)  # raises an error for an unknown key
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     json.dumps(config.stated)  # raises an error for settings that are not plain data

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -28,18 +28,6 @@ IGNORED_WARNINGS = (
     "missing from font",  # the picture shows a box in place of the character
     "sync_dist=True",  # the means are synchronised before they are logged
 )
-UNION = re.compile(
-    r"(?:Does not validate against any of the Union subtypes )?Subtypes: .*? Errors: - "
-    r"(?:Expected a <class 'list'> - (?=Option))?(.*?)"
-    r"(?: - Expected a <class 'NoneType'>)? Given value type: .*?(?: Given value: ([^()]*))?$"
-)
-"""jsonargparse's message for a value that fits no member of a Union type; kvt shows only the first reason."""
-PLAIN = {
-    r"(?:- )?Expected a path but \S+ either not accessible or invalid - ": "",
-    r"Expected a dot import path string: (\S+?)(?=\. Got| - |$)": r"no class \1: check the name, or use its path",
-    r": (.+?) - \1(?=\. Got value|$)": r": \1",  # removes a repeated reason
-}
-"""Patterns in jsonargparse's messages about classes, and their replacements."""
 EXTRAS = ("datasets", "ray", "tokenizers")
 """The names of packages that an extra of kvt with the same name installs, as in "kvt[ray]"."""
 NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
@@ -209,7 +197,7 @@ def user_error(error: BaseException) -> str | None:
     """
     message = None
     for cause in exception_chain(error):
-        if isinstance(cause, UserError) and not (message and isinstance(cause, _ParsingError)):
+        if isinstance(cause, UserError):
             message = str(cause)
         elif is_out_of_memory(cause):
             message = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
@@ -223,27 +211,15 @@ def user_error(error: BaseException) -> str | None:
 
 
 class OneLineParser(ArgumentParser):
-    """An argument parser, or a mixin for parsers, that raises a one-line UserError instead of printing the usage."""
+    """An argument parser that raises a one-line UserError instead of printing the usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        message = " ".join(message.split())
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        message = re.sub(r"(arguments are required: )(?=\w)", r"\1--", message)
-        message = re.sub(r'Parser key "(?:model\.|data\.|trainer\.)?([\w.]+)":', r"--\1:", message)
-        message = UNION.sub(lambda match: ". Got value: ".join(filter(None, match.groups())), message)
-        for pattern, plain in PLAIN.items():
-            message = re.sub(pattern, plain, message)
-        quotes = r"\g<0>: in YAML, write no, yes, off and on in quotes, as 'no'"
-        message = re.sub(r"<class 'str'>\. Got value: (?:True|False)$", quotes, message)
-        if (flag := unknown.partition(" ")[0].partition("=")[0]).startswith("--"):
-            bare = flag.lstrip("-").rpartition(".")[2]  # "lr" for the flag --model.lr
-            names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            nearest = [name for name in names if bare.startswith(f"{name}_") or name.startswith(f"{bare}_")]
-            # names are compared without "--", because a common prefix would make all flags look similar
-            nearest += get_close_matches(bare, names, n=1, cutoff=0.75)
-            message += f": did you mean --{nearest[0]}?" if nearest else ": see --help"
-        raise _ParsingError(message) from ex
+        raise UserError(with_nearest(" ".join(message.split()), self._option_string_actions)) from ex
 
 
-class _ParsingError(UserError):
-    pass
+def with_nearest(message: str, flags: Iterable[str]) -> str:
+    """Add the most similar flag to a parser's message about an unknown flag."""
+    if flag := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
+        near = get_close_matches(flag[1], [name.lstrip("-") for name in flags], n=1)
+        message += f": did you mean --{near[0]}?" if near else ": see --help"
+    return message

@@ -1,20 +1,15 @@
 """Defines `UserError` for mistakes of a user, checks that raise UserError, and messages for machine limits."""
 
 import errno
-import inspect
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from typing import Any, TypeGuard, TypeVar
 
 LIMITS = {  # remedies for errors of the operating system that limits of the machine cause, not bugs
     errno.ENOSPC: "free disk space",
@@ -144,56 +139,14 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
         raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
 
 
-def argument_types(cls: type) -> dict[str, Any]:
-    """Return a dict from constructor argument to type, including arguments of base classes that **kwargs passes on.
+@cache
+def argument_names(cls: type) -> frozenset[str]:
+    """Return the names of a constructor's arguments, including arguments of base classes that **kwargs passes on.
 
     An argument that the class itself passes to its base is left out, such as `lr` in `super().__init__(spec, lr=0.25,
     **kwargs)`.
     """
-    return _argument_types(cls)
-
-
-@cache  # cached, because parsing source code for every run of a grid is slow
-def _argument_types(cls: type) -> dict[str, Any]:
-    from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs in the source code
+    from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
-    names = dict.fromkeys(name.partition(".")[0] for name in added)
-    types: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if "__init__" in vars(base):
-            for parameter in inspect.signature(base.__init__).parameters.values():  # type: ignore[misc]
-                types.setdefault(parameter.name, _evaluated(parameter.annotation, base))
-    return {name: types.get(name, Any) for name in names}
-
-
-def _evaluated(annotation: Any, cls: type) -> Any:
-    """Return the type of an annotation in a class's constructor; Any if the annotation is missing or has an error."""
-    if isinstance(annotation, str):
-        try:
-            return eval(annotation, vars(sys.modules[cls.__module__]))  # the same evaluation as in `inspect`
-        except (NameError, AttributeError):  # a name that is imported only under `if TYPE_CHECKING`
-            return Any
-    return Any if annotation is inspect.Parameter.empty else annotation
-
-
-def require_types(values: Mapping[str, Any], cls: type) -> None:
-    """Raise UserError unless each value has the type of the argument of `cls` with its name, without conversion."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # pydantic is slow to import and seldom needed
-
-    types = argument_types(cls)
-    for name, value in values.items():
-        try:
-            adapter = TypeAdapter(types[name], config=ConfigDict(arbitrary_types_allowed=True))
-            adapter.validate_python(value, strict=True)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise UserError(f"{name}={value!s:.60} does not fit {cls.__name__}: {reason}") from None
-
-
-def first_mistake(error: "ValidationError") -> str:
-    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
-    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
-    mistakes = error.errors(include_url=False)
-    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
-    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])
+    return frozenset(name.partition(".")[0] for name in added)

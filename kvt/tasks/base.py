@@ -63,7 +63,7 @@ class Task(L.LightningModule, ABC):
         self.means = nn.ModuleDict(means)  # type: ignore[assignment]
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
         self.logged_step = 0  # the training step at which training metrics were last logged
-        self.optimizer_config: dict[str, Any] | None = None  # class_path and init_args; None: Adam
+        self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None: no run of kvt
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
@@ -87,6 +87,11 @@ class Task(L.LightningModule, ABC):
     def attn(self) -> str:
         """The name of the attention, or the name of the class if the task has no argument `attn`."""
         return str(self.hparams.get("attn", type(self).__name__))
+
+    @property
+    def optimizer_config(self) -> dict[str, Any] | None:
+        """The optimiser that the run names, {"class_path": …, "init_args": …}; None: Adam."""
+        return (self.run_config or {}).get("optimizer")
 
     @property
     def num_parameters(self) -> int:
@@ -189,7 +194,8 @@ class Task(L.LightningModule, ABC):
                 weights[name] = weight.detach().contiguous()
             else:
                 tied[name] = earlier
-        content = {"model_class": class_name(type(self)), "hyper_parameters": dict(self.hparams), "tied": tied}
+        spec = {"spec": self.hparams.get("spec")}
+        content = {"config": {"model": as_config(self)}, "hyper_parameters": spec, "tied": tied}
         out = user_path(folder)
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / MODEL, save(weights, {"format": "pt"}))
@@ -208,7 +214,7 @@ class Task(L.LightningModule, ABC):
         """
         from kvt.run.load_checkpoint import Checkpoint  # checks what a file names; the only import of a room above
 
-        own = None if cls.__module__.startswith("kvt.") else class_name(cls)
+        own = None if cls.__module__.startswith("kvt.") else class_path(cls)
         return Checkpoint(user_path(folder), {"attn": attn, "model": own}, flag="").load_task(cls)
 
     def setup(self, stage: str) -> None:
@@ -281,11 +287,12 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the names of the task's class and of the data's class to the checkpoint, for `kvt.load`."""
-        checkpoint["model_class"] = class_name(type(self))
-        checkpoint["optimizer"] = self.optimizer_config
-        if (data := getattr(self.trainer, "datamodule", None)) is not None:
-            checkpoint["data_class"] = class_name(type(data))
+        """Add the content of config.yaml to the checkpoint. Without a run of kvt, it has only task and data."""
+        data = getattr(self.trainer, "datamodule", None)
+        checkpoint["config"] = self.run_config or {
+            "model": as_config(self),
+            **({} if data is None else {"data": as_config(data), "seed_everything": data.hparams.get("seed", 0)}),
+        }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, and pass it to callbacks that have a method `on_record`.
@@ -357,9 +364,15 @@ def is_measured(value: Any) -> bool:
     return (isinstance(value, Tensor) and value.ndim == 0) or (isinstance(value, tuple) and len(value) == 2)
 
 
-def class_name(cls: type) -> str:
-    """Return a class's name for checkpoints: the bare name of a class of kvt, the import path of any other class."""
-    return cls.__name__ if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
+def class_path(cls: type) -> str:
+    """Return the import path of a class; of a class of kvt, the path in `kvt.tasks`."""
+    return f"kvt.tasks.{cls.__name__}" if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def as_config(made: Any) -> dict[str, Any]:
+    """Return class and arguments of a task, or of its data, as in config.yaml."""
+    given = {name: value for name, value in made.hparams.items() if name not in ("spec", "seed", "content")}
+    return {"class_path": class_path(type(made)), "init_args": given}
 
 
 @cache

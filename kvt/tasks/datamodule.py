@@ -14,7 +14,7 @@ from torch import Tensor
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system.console import say
-from kvt.system.errors import UserError
+from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
@@ -72,14 +72,12 @@ class TaskData(L.LightningDataModule, ABC):
         return None
 
     @classmethod
-    def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings in a unique form. kvt names, stores and compares runs by this form.
+    def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings in a unique form, by which kvt names and compares runs, without settings of older versions.
 
-        Args:
-            settings: arguments of the class, in this version or an older version of kvt.
-            spec: the `spec` of the data with these arguments, if known.
+        `settings` has arguments of the class, in this version or an older version of kvt.
         """
-        return settings
+        return {name: value for name, value in settings.items() if name in argument_names(cls)}
 
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
@@ -221,10 +219,10 @@ class TaskData(L.LightningDataModule, ABC):
         return Batches(*tensors, **settings)
 
 
-def as_recorded(name: Any, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
+def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return settings of a data class of kvt in the form of `TaskData.as_recorded`, those of other classes unchanged.
 
     `name`, a bare name or an import path, may come from an untrusted file. So the function imports nothing.
     """
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
-    return own.as_recorded(settings, spec) if own and issubclass(own, TaskData) else settings
+    return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings

@@ -95,19 +95,11 @@ class Images(TaskData):
         self.spec = {**shape, "classes": self.source.classes, **numbers}
 
     @classmethod
-    def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings in which mean and std are numbers for a known data set, and None if `root` was measured.
-
-        Older versions recorded mean and std of CIFAR-10 as default even if `root` was measured. None replaces these
-        numbers if the numbers in `spec` differ from them.
-        """
-        if not settings.get("root"):
-            usual = cls._usual(str(settings.get("dataset")))
-            return {**settings, **{name: usual[name] for name in usual if settings.get(name) is None}}
-        used = spec if isinstance(spec, Mapping) else settings
-        cifar = cls._usual("cifar10")
-        unused = [name for name in cifar if settings.get(name) == cifar[name] != used.get(name)]
-        return {**settings, **dict.fromkeys(unused)}
+    def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings in which mean and std of a known data set are numbers."""
+        usual = {} if settings.get("root") else cls._usual(str(settings.get("dataset")))
+        given = super().as_recorded(settings)
+        return {**given, **{name: usual[name] for name in usual if given.get(name) is None}}
 
     @classmethod
     def chance(cls, dataset: str = "cifar10", root: str | None = None, **settings: Any) -> float | None:

@@ -10,7 +10,7 @@ from torch import nn
 from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
 from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
-from kvt.system.errors import UserError, argument_types, choose
+from kvt.system.errors import UserError, argument_names, choose
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
@@ -116,7 +116,7 @@ class BlockTask(Task):
         if match is None:
             return expansion
         cls = type(self)
-        own = {name: value for name, value in self.hparams.items() if name in argument_types(cls)}
+        own = {name: value for name, value in self.hparams.items() if name in argument_names(cls)}
 
         def count(**settings: Any) -> int:
             with MetaParameters():

@@ -241,11 +241,6 @@ class Recall(TaskData):
             self.spec["lengths"] = self.lengths
 
     @classmethod
-    def as_recorded(cls, settings: Mapping[str, Any], spec: Any = None) -> Mapping[str, Any]:
-        """Return settings without those of tasks that version 0.2 removed, which the runs of these tasks ignored."""
-        return {name: value for name, value in settings.items() if name not in ("noise", "motif")}
-
-    @classmethod
     def chance(cls, task: str = "mqar", vocab: int = 8192, **settings: Any) -> float:
         """Return the accuracy of guessing: 1 / the number of possible answers."""
         never = {"mqar": vocab // 2, "associative_recall": 0, "induction": 1, "selective_copy": 2}

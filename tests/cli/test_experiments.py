@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
-from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.load_checkpoint import read_checkpoint
 from kvt.run.folder import claim_version
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow
@@ -41,6 +41,13 @@ def test_every_task_and_every_attention_runs(experiment, in_tmp_dir, config, att
 @pytest.fixture
 def run_folder(experiment):
     return experiment("reverse", *SMALL_LISTS, "--attn", "kv+pos")["path"].parent
+
+
+def test_run_tests_the_task_that_it_trains_and_fit_does_not(says, in_tmp_dir):
+    for number, words in enumerate((["run", "reverse"], ["fit", "--config", "reverse"])):
+        says(*words, *QUIET, *SMALL_LISTS, "--max_epochs", "1")
+        result = (in_tmp_dir / f"lightning_logs/reverse/kv/version_{number}/result.json").read_text()
+        assert ("test/acc" in result) == (words[0] == "run")
 
 
 @pytest.mark.usefixtures("pictures")

@@ -14,7 +14,6 @@ import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import load_data
 from kvt.system.console import run
 from kvt.tasks import Task
 from kvt.tasks.schedules import cosine_warmup
@@ -96,7 +95,7 @@ def test_its_checkpoint_holds_all_its_settings_and_its_configuration_all_names(o
     run(lambda: run_words(["validate", "--ckpt_path", best, *CLASSES, "--attn", "own_task.Near", *QUIET]))
     named = {"model": "own_task.Gained", "data": "own_task.Lists", "attn": "own_task.Near"}
     assert Checkpoint(best, named).load_task(Task).gain == 2
-    assert load_data(Checkpoint(best, named)).least == 3
+    assert Checkpoint(best, named).load_data().least == 3
     execute("maps", ["--ckpt_path", best, *CLASSES, "--attn", "own_task.Near"])
     assert Path("maps.png").is_file()
     run(lambda: run_words(["test", "--ckpt_path", best, "--config", config, *QUIET]))

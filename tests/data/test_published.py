@@ -4,7 +4,7 @@ import pytest
 
 from kvt.data.published import COUNTS, UNPUBLISHED, other_counts
 from kvt.run.config import RunConfig
-from kvt.run.run import build
+from kvt.run.cli import KvtCLI
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from kvt.run.run import build
     ],
 )
 def test_a_run_on_a_part_of_a_known_data_set_says_so(in_tmp_dir, capfd, task, name, changes):
-    data = build(RunConfig.from_name(task).changed(**changes)).data
+    data = KvtCLI(RunConfig.from_name(task).changed(**changes).as_dict()).datamodule
     data.prepare_data()
     for _ in range(2):
         data.setup("fit")

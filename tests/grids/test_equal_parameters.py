@@ -8,7 +8,7 @@ from torch.nn import GELU, Linear
 import kvt
 from kvt.attention.kernels import Dropout
 from kvt.models.blocks import PreNorm, Residual
-from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.load_checkpoint import read_checkpoint
 from kvt.study.grid import read_grid
 from kvt.tasks import Task
 from tests.conftest import write_features

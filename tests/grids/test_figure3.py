@@ -11,7 +11,6 @@ from kvt.cli.main import execute as command
 from kvt.grids.figure3 import draw_maps
 from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint, load
-from kvt.run.same import load_data
 from kvt.study import runner
 from kvt.study.grid import read_grid
 from kvt.system.files import GRIDS
@@ -74,7 +73,7 @@ def test_each_map_is_the_mean_of_the_layer_of_least_entropy(in_tmp_dir, monkeypa
     figure = draw_maps({cell: Checkpoint(path) for cell, path in paths.items()})
     panels = [axes for axes in figure.axes if axes.images]
     for axes, (cell, path) in zip(panels, paths.items(), strict=True):
-        task, data = load(path), load_data(Checkpoint(path))
+        task, data = load(path), Checkpoint(path).load_data()
         assert (task.hparams["attn"], data.task_name) == (cell[1], cell[0])
         decided = min(collect_maps(task, data.example(0)), key=entropy)
         np.testing.assert_array_equal(axes.images[0].get_array(), decided.weights.mean(0), err_msg=str(cell))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.load_checkpoint import read_checkpoint
 
 CLOCKS = ("seconds", "started", "finished", "_per_second")
 

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data.tokens import IGNORE
-from kvt.run.checkpoint_files import read_checkpoint
+from kvt.run.load_checkpoint import read_checkpoint
 from kvt.run.load_checkpoint import Checkpoint, load
-from kvt.run.same import load_data
 from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.metrics import Mean
 from kvt.tasks.translation import unpadded
@@ -146,7 +145,7 @@ def translated(task, data, split):
 
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
     checkpoint = run / "checkpoints" / f"{name}.ckpt"
-    task, data = load(checkpoint), load_data(Checkpoint(checkpoint))
+    task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
     ways = {
         CharacterTask: read,
         NumberTask: read,
@@ -233,7 +232,7 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
     still += [] if config == "mnist" else ["--dropout", "0"]
     still += ["--feed_forward_dropout", "0"] if config == "human_numbers" else []
     whole = experiment(config, *SMALL[config], *still, "--log_every_n_steps", "999")["path"].parent
-    task, data = load(whole / "checkpoints" / "last.ckpt"), load_data(Checkpoint(whole / "checkpoints" / "last.ckpt"))
+    task, data = load(whole / "checkpoints" / "last.ckpt"), Checkpoint(whole / "checkpoints" / "last.ckpt").load_data()
     data.setup("fit")
     loader, logged = data.train_dataloader(), [row for row in history(whole) if "train/loss" in row]
     assert len(logged) == 2
@@ -265,7 +264,7 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
         assert right == pytest.approx(round(right), abs=0.01)
     if precision == "bf16-true":
         checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"
-        task, data = load(checkpoint).to(torch.bfloat16), load_data(Checkpoint(checkpoint))
+        task, data = load(checkpoint).to(torch.bfloat16), Checkpoint(checkpoint).load_data()
         with torch.no_grad():
             expected = classified(task, data, "test")
         assert result["test/loss"] == pytest.approx(expected["loss"], rel=1e-5)
@@ -371,7 +370,7 @@ def test_two_processes_report_what_one_finds_by_hand(in_tmp_dir, config):
     subprocess.run([sys.executable, str(REPOSITORY / "experiments" / script), *flags], check=True, capture_output=True)
     (path,) = in_tmp_dir.rglob("result.json")
     result = json.loads(path.read_text())
-    data = load_data(Checkpoint(best := path.parent / "checkpoints" / "best.ckpt"))
+    data = Checkpoint(best := path.parent / "checkpoints" / "best.ckpt").load_data()
     order = {"batch_size": data.batch_size, "seed": data.seed, "shuffle": True, "drop_last": data.drop_last}
     shares = [data.make_batches(*data.splits["train"], rank=rank, world_size=2, **order) for rank in (0, 1)]
     batches_of_both = chain(*(islice(share, 6 if config == "characters" else None) for share in shares))

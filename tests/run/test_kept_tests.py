@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvt as package
-from kvt.run.run import build
+from kvt.run.cli import KvtCLI
 from tests.helpers.runs import contents
 
 SIZES = {"train_size": 96, "val_size": 64, "test_size": 64, "batch_size": 16, "dim": 16, "max_epochs": 2}
@@ -77,7 +77,7 @@ def test_the_limits_of_a_run_do_not_limit_what_is_measured_later(in_tmp_dir, kvt
     run = package.train(config.changed(**limits), "limited").folder
     before = json.loads((run / "result.json").read_text())
     (run / "result.json").unlink()
-    task, data = package.load(run), build(config).data
+    task, data = package.load(run), KvtCLI(config.as_dict()).datamodule
     data.setup("fit")
     for command, split in (("validate", "val"), ("test", "test")):
         kvt(command, "--ckpt_path", str(run / "checkpoints" / "best.ckpt"), *named)

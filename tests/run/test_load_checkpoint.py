@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import load_data
 from kvt.system.console import run
 from kvt.system.errors import UserError
 from kvt.tasks import Task

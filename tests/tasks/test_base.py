@@ -114,7 +114,8 @@ class Numbers(TaskData):
 
 def test_a_task_that_says_no_more_than_it_must_is_trained_and_tested(in_tmp_dir):
     paths = {"model": f"{__name__}.Bare", "data": f"{__name__}.Numbers"}
-    config = kvt.RunConfig.of(paths, {"trainer": {"max_epochs": 3, "enable_progress_bar": False}})
+    classes = {section: {"class_path": path, "init_args": {}} for section, path in paths.items()}
+    config = kvt.RunConfig(**classes, trainer={"max_epochs": 3, "enable_progress_bar": False})
     result = kvt.train(config)
     assert result.folder == in_tmp_dir / "lightning_logs" / "numbers" / "Bare" / "version_0"
     losses = [row["val/loss"] for row in result.history if "val/loss" in row]

@@ -19,7 +19,6 @@ import kvt
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
 from kvt.run.load_checkpoint import Checkpoint, load
-from kvt.run.same import load_data
 from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
 from kvt.view.maps import (
@@ -206,7 +205,7 @@ def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins)
 def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config, monkeypatch, in_tmp_dir):
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
-    task, data = load(last), load_data(Checkpoint(last))
+    task, data = load(last), Checkpoint(last).load_data()
     title = titled(task.hparams["attn"], examine(task, data.example(0)).caption)
     events = EventAccumulator(str(run), {"images": 0}).Reload()
     for layer in collect_maps(task, data.example(0)):
@@ -239,7 +238,7 @@ def test_recorded_maps_are_drawn_as_those_of_a_task(in_tmp_dir):
 
 def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(trained):
     best = trained("translation")
-    data = load_data(Checkpoint(best))
+    data = Checkpoint(best).load_data()
     source, target = data.texts["val"][3]
     encoder, own, cross = collect_maps(load(best), data.example(3))
     german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]

@@ -13,7 +13,6 @@ from PIL import Image
 
 from kvt.cli.main import execute
 from kvt.run.load_checkpoint import Checkpoint, load
-from kvt.run.same import load_data
 from kvt.view.maps import Example, Layer, collect_maps, describe
 from kvt.view.viewer import LEVELS, TEMPLATE, save_page
 
@@ -55,7 +54,7 @@ def test_a_page_holds_the_maps_of_its_examples(in_tmp_dir, trained, config):
     last = str(trained(config))
     execute("maps", ["--ckpt_path", last, "--html", "--example", "1", "--examples", "3"])
     found = embedded(Path("maps.html").read_text())
-    data = load_data(Checkpoint(last))
+    data = Checkpoint(last).load_data()
     assert found["title"].startswith(data.task_name)
     assert found["checkpoint"] == last
     assert [example["number"] for example in found["examples"]] == [1, 2, 3]
