@@ -153,9 +153,10 @@ class ProgressBar(OutsideSteps, TQDMProgressBar):
 
     def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
         # no second line for the last step: a run may end with a validation within an epoch
-        if self.prints_lines and self.printed != trainer.global_step:
+        shown = self.get_metrics(trainer, pl_module)  # empty if the run resumes at the end of an epoch
+        if self.prints_lines and shown and self.printed != trainer.global_step:
             self.printed = trainer.global_step
-            metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items())
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
             tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:

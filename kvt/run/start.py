@@ -50,8 +50,13 @@ class StartRun(OutsideSteps, Callback):
         self.folder.write_config(self.cli.run_config)
         self.loggers = make_loggers(self.cli.config_init.trainer.logger, self.folder.path, self.purge_step)
         trainer.loggers = self.loggers
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):  # writes them to hparams.yaml
+                logger.hparams.update(hyperparameters(pl_module, trainer.datamodule, self.cli.run_config.as_dict()))
         if not self.quiet:
-            say(f"{printable(os.path.relpath(self.folder.path))}: {pl_module.num_parameters:,} parameters")
+            resumed = "" if self.purge_step is None else f", resumed after step {self.purge_step - 1}"
+            path = printable(os.path.relpath(self.folder.path))
+            say(f"{path}: {pl_module.num_parameters:,} parameters{resumed}")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Log the hyperparameters, except to TensorBoard, which gets them with the scores at the end of the run."""

@@ -52,7 +52,7 @@ class TaskData(L.LightningDataModule, ABC):
             self.task_name = type(self).__name__.lower()
         if not hasattr(type(self), "spec"):  # in some subclasses, `spec` is a property
             self.spec = {}
-        self.save_hyperparameters()  # also saves the arguments of the subclass
+        self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.hparams.update(self.as_recorded(self.hparams))
         self.hparams.update({name: os.fspath(path) for name in self.path_settings if (path := self.hparams.get(name))})
         self.batch_size, self.seed = batch_size, seed
@@ -82,7 +82,7 @@ class TaskData(L.LightningDataModule, ABC):
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
         if self.content is not None:
-            self.save_hyperparameters({"content": self.content})  # identifies the data regardless of their path
+            self.save_hyperparameters({"content": self.content}, logger=False)  # identifies the data regardless of their path
 
     def note_left_out(self, place: object, what: str | None) -> None:
         """Report parts of a file or folder that `load` does not read, by a message and by a note in the result.

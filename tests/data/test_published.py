@@ -3,8 +3,8 @@
 import pytest
 
 from kvt.data.published import COUNTS, UNPUBLISHED, other_counts
-from kvt.run.config import RunConfig
 from kvt.run.cli import KvtCLI
+from kvt.run.config import RunConfig
 
 
 @pytest.mark.parametrize(

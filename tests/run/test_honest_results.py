@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.data.tokens import IGNORE
-from kvt.run.load_checkpoint import read_checkpoint
-from kvt.run.load_checkpoint import Checkpoint, load
+from kvt.run.load_checkpoint import Checkpoint, load, read_checkpoint
 from kvt.tasks import CharacterTask, LanguageModelTask, NumberTask, RecallTask, TranslationTask
 from kvt.tasks.metrics import Mean
 from kvt.tasks.translation import unpadded
