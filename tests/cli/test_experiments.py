@@ -43,6 +43,13 @@ def run_folder(experiment):
     return experiment("reverse", *SMALL_LISTS, "--attn", "kv+pos")["path"].parent
 
 
+def test_run_tests_the_task_that_it_trains_and_fit_does_not(says, in_tmp_dir):
+    for number, words in enumerate((["run", "reverse"], ["fit", "--config", "reverse"])):
+        says(*words, *QUIET, *SMALL_LISTS, "--max_epochs", "1")
+        result = (in_tmp_dir / f"lightning_logs/reverse/kv/version_{number}/result.json").read_text()
+        assert ("test/acc" in result) == (words[0] == "run")
+
+
 @pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_files_events_and_a_printed_summary(experiment, in_tmp_dir, capsys):
     flags = ["--attn", "kv+pos", "--log_every_n_steps", "2"]
