@@ -29,10 +29,10 @@ GONE = {
 CALL = argparse.ArgumentParser()
 """The arguments of pytest that the scripts use."""
 CALL.add_argument("paths", nargs="*")
-CALL.add_argument("-m", default="not real and not slow and not fuzz and not browser")
+CALL.add_argument("-m", default="not real and not slow and not browser")
 CALL.add_argument("-k", default="")
 CALL.add_argument("--ignore", action="append", default=[])
-for flag in ("-n", "--durations", "--inputs"):
+for flag in ("-n", "--durations"):
     CALL.add_argument(flag)
 
 

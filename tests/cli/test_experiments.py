@@ -50,6 +50,13 @@ def test_run_tests_the_task_that_it_trains_and_fit_does_not(says, in_tmp_dir):
         assert ("test/acc" in result) == (words[0] == "run")
 
 
+def test_without_a_terminal_there_is_a_line_a_validation(says):
+    flags = ["--accelerator", "cpu", "--max_steps", "10", "--val_check_interval", "4", "--log_every_n_steps", "2"]
+    lines = [line for line in says("fit", "--config", "reverse", *SMALL_LISTS, *flags) if line.startswith("epoch ")]
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0, step 4", "epoch 0, step 6", "epoch 1, step 10"]
+    assert all("val/acc 0." in line and "loss" in line for line in lines)
+
+
 @pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_files_events_and_a_printed_summary(experiment, in_tmp_dir, capsys):
     flags = ["--attn", "kv+pos", "--log_every_n_steps", "2"]

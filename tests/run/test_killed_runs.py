@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.run.config import RunConfig
 from kvt.run.folder import LOCK, last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.helpers.commands import MAX_SECONDS
 from tests.helpers.drivers import children, wait_for_training
-from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked
 from tests.helpers.runs import checkpoint, equal, read_history, read_result
 
