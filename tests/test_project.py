@@ -65,7 +65,7 @@ def words(line: str) -> shlex.shlex:
 
 def test_every_call_of_pytest_in_the_scripts_selects_tests(request):
     calls = [*calls_of_pytest(".ci/run"), *calls_of_pytest(".ci/nightly")]
-    assert len(calls) == 12
+    assert len(calls) == 10
     assert f"-m '{CALL.get_default('m')}'" in page("pyproject.toml")
     if [Path(name).name for name in request.config.args] != request.config.getini("testpaths"):
         pytest.skip("only a run of all tests collects all tests")
