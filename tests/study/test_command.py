@@ -8,7 +8,6 @@ import yaml
 
 from kvt.cli.main import command_parser, execute
 from kvt.cli.study import FOLDER
-from kvt.run import folder as places
 from kvt.study.grid import read_grid
 from kvt.study.job import Job, write_failure
 from kvt.system.console import run
@@ -61,17 +60,6 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, na
     (tiny / "other").mkdir()
     (tiny / "other" / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [1]}))
     assert named in mistake(lambda: kvt(words))
-
-
-def test_a_folder_without_locks_is_named_before_the_work(tiny, capsys, monkeypatch):
-    def no_lock(*args, **kwargs):
-        raise NotImplementedError("no locks here")
-
-    monkeypatch.setattr(places, "FileLock", no_lock)
-    with pytest.raises(SystemExit):
-        kvt("study run tiny.yaml")
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: --folder ")
 
 
 def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys):
