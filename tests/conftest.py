@@ -12,12 +12,6 @@ from PIL import Image
 # for small tensors, waking a second thread costs more than it does; here, and in the processes that tests start
 os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores Ctrl-C, and so would what tests start
-INPUTS = 400  # hostile ones, of all tests together
-
-
-def pytest_addoption(parser):
-    parser.addoption("--inputs", type=int, default=INPUTS, help="how many hostile inputs to try, with -m fuzz")
-
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 """All tests, before any is deselected."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
@@ -22,19 +22,14 @@ from kvt.run.pictures import Shown
 from kvt.system import hardware
 from kvt.system.console import run
 from kvt.tasks.anomaly import BackboneFeatures
-from tests.conftest import CONFIGS, INPUTS, QUIET, SMALL, write_features, write_images, write_sentences
-from tests.helpers.hostile import held, require_refusal  # noqa: F401 (a fixture)
+from tests.conftest import CONFIGS, QUIET, SMALL, write_features, write_images, write_sentences
+from tests.helpers.commands import require_refusal
 
 
 def pytest_configure(config):
     """Register the settings of hypothesis before a test is collected."""
-    many = config.getoption("inputs")
-    unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    # up to the default number, the inputs are the same every time
     settings.register_profile("kvt", deadline=None)  # a machine may be busy
     settings.load_profile("kvt")
-    fuzz = settings(max_examples=many, derandomize=many <= INPUTS, suppress_health_check=unchecked)
-    settings.register_profile("fuzz", fuzz)
 
 
 def pytest_collection_modifyitems(items):

@@ -29,10 +29,10 @@ GONE = {
 CALL = argparse.ArgumentParser()
 """The arguments of pytest that the scripts use."""
 CALL.add_argument("paths", nargs="*")
-CALL.add_argument("-m", default="not real and not slow and not fuzz and not browser")
+CALL.add_argument("-m", default="not real and not slow and not browser")
 CALL.add_argument("-k", default="")
 CALL.add_argument("--ignore", action="append", default=[])
-for flag in ("-n", "--durations", "--inputs"):
+for flag in ("-n", "--durations"):
     CALL.add_argument(flag)
 
 
@@ -65,7 +65,7 @@ def words(line: str) -> shlex.shlex:
 
 def test_every_call_of_pytest_in_the_scripts_selects_tests(request):
     calls = [*calls_of_pytest(".ci/run"), *calls_of_pytest(".ci/nightly")]
-    assert len(calls) == 12
+    assert len(calls) == 10
     assert f"-m '{CALL.get_default('m')}'" in page("pyproject.toml")
     if [Path(name).name for name in request.config.args] != request.config.getini("testpaths"):
         pytest.skip("only a run of all tests collects all tests")

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import MLA, AttentionFactory, KVCache
+from kvt.attention import AttentionFactory, KVCache
 from kvt.attention.kernels import masked_softmax
 from kvt.bench import cache_bytes_per_token
-from kvt.system.errors import UserError
 from tests.attention.test_rotary import complex_rotation
 from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask
 
@@ -71,19 +70,3 @@ def test_by_default_it_caches_as_much_as_multi_query_attention():
     }
     assert bytes_of["qkv"] == bytes_of["mla"]
     assert AttentionFactory("mla", heads=4)(64).rank == 32
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            {"score": "cosine"},
-            "score=cosine: MLA supports only dot products of queries and keys: choose from scaled_dot,",
-        ),
-        ({"score": "additive"}, "score=additive"),
-        ({"rank": 0}, "rank=0"),
-    ],
-)
-def test_what_it_cannot_be_is_named(setting, message):
-    with pytest.raises(UserError, match=message):
-        MLA(8, 2, **setting)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import KVPhase, make_attention
+from kvt.attention import make_attention
 from kvt.bench import cache_bytes_per_token, count_flops
-from kvt.system.errors import UserError
 from tests.helpers.layers import SMALL, cases, gradients, kinds_of_mask
 
 BASES = {"kv+phase": "kv", "k+phase": "k"}
@@ -82,19 +81,3 @@ def test_heads_have_the_angles_of_a_list_in_turn(name):
         alone.load_state_dict(layer.state_dict())
         torch.testing.assert_close(alone.weights(x)[:, number::2], layer.weights(x)[:, number::2])
         assert not torch.allclose(alone.weights(x)[:, 1 - number :: 2], layer.weights(x)[:, 1 - number :: 2])
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"heads": 8}, "heads=8 gives 1 channels per head: a phase needs an even number"),
-        ({"heads": 2, "phase": "learnt"}, "phase=learnt: expected an angle in radians, a list of angles, or learned"),
-        ({"heads": 2, "phase": float("nan")}, "phase=nan"),
-        ({"heads": 2, "phase": [0.5, "learned"]}, "expected an angle in radians, a list of angles"),
-        ({"heads": 2, "phase": []}, "the number of angles, 0, must divide heads=2"),
-        ({"heads": 4, "phase": [0.1, 0.2, 0.3]}, "the number of angles, 3, must divide heads=4"),
-    ],
-)
-def test_impossible_phases_are_named(setting, message):
-    with pytest.raises(UserError, match=message):
-        KVPhase(8, **setting)

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from kvt.attention import ATTENTION, AttentionFactory, asymmetry, symmetric_share
 from kvt.attention.rotary import Rotary
 from kvt.models.embedding import attention_settings
-from kvt.system.errors import UserError
 from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, cases, gradients, kinds_of_mask
 
 RELATIVE = [name for name in ATTENTION if name not in POSITIONED and name != "identity"]
@@ -135,28 +134,6 @@ def test_every_variant_is_causal_and_trains(name, pos, rope):
 
 def test_the_symmetric_share_leaves_positions_out():
     assert torch.equal(symmetric_share(SMALL.layer("qkv", rope=1.0)), symmetric_share(SMALL.layer("qkv")))
-
-
-@pytest.mark.parametrize(
-    ("share", "head_dim", "message"),
-    [
-        (0.3, 4, "rope=0.3 of a head's 4 channels is 1.2, but channels are rotated in pairs: choose rope=0 or 0.5"),
-        (0.25, 4, "choose rope=0 or 0.5"),
-        (1.0, 5, "rope=1 of a head's 5 channels is 5, but channels are rotated in pairs: choose rope=0.8"),
-        (1.5, 4, "rope=1.5 must be from 0 to 1"),
-        (-0.5, 4, "rope=-0.5 must be"),
-        (float("nan"), 4, "rope=nan must be"),
-    ],
-)
-def test_impossible_shares_are_named(share, head_dim, message):
-    with pytest.raises(UserError, match=message):
-        Rotary(share, head_dim, 10_000)
-
-
-@pytest.mark.parametrize("base", [0, -1.0, float("inf")])
-def test_impossible_bases_are_named(base):
-    with pytest.raises(UserError, match="rope_base="):
-        Rotary(1.0, 4, base)
 
 
 def test_a_third_of_twelve_channels_need_not_be_typed_exactly():

@@ -197,25 +197,3 @@ def test_a_users_attention(bench):
     assert mean[0]["kv_heads"] == mean[0]["paper_parameters"] == mean[0]["cache_bytes_per_token"] == ""
     assert float(mean[0]["training_ratio"]) > 0
     assert "Mean | 2 | – |" in printed
-
-
-MISTAKES = [
-    (["--attn", "kvpos"], ["kvpos", "did you mean 'kv+pos'"]),
-    (["--attn", "torch.nn.Linear"], ["torch.nn.Linear", "cannot be made"]),
-    (["--heads", "3"], ["heads=3", "dim=64"]),
-    (["--attn", "mla,ranks=3"], ["ranks", "mla", "did you mean 'rank'"]),
-    (["--attn", "mla,rank=a"], ["rank"]),
-    (["--n", "16", "-1"], ["n=-1"]),
-    (["--batch", "0"], ["batch=0"]),
-    (["--device", "gpu"], ["--device gpu", "expected cpu"]),
-    (["--out", "nowhere/table"], ["--out nowhere/table", "No such file"]),
-]
-
-
-@pytest.mark.parametrize(("words", "named"), MISTAKES, ids=lambda words: " ".join(words)[:40])
-def test_mistakes(mistake, monkeypatch, words, named):
-    monkeypatch.setattr(benchmark, "timed", lambda *_, **__: pytest.fail("measured"))
-    monkeypatch.setattr(sys, "argv", ["kvt", "bench", *words])
-    line = mistake(main)
-    for word in named:
-        assert word in line

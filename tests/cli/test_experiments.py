@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
-from kvt.run.folder import claim_version
 from kvt.run.load_checkpoint import read_checkpoint
+from kvt.run.folder import claim_version
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow
 
@@ -48,6 +48,13 @@ def test_run_tests_the_task_that_it_trains_and_fit_does_not(says, in_tmp_dir):
         says(*words, *QUIET, *SMALL_LISTS, "--max_epochs", "1")
         result = (in_tmp_dir / f"lightning_logs/reverse/kv/version_{number}/result.json").read_text()
         assert ("test/acc" in result) == (words[0] == "run")
+
+
+def test_without_a_terminal_there_is_a_line_a_validation(says):
+    flags = ["--accelerator", "cpu", "--max_steps", "10", "--val_check_interval", "4", "--log_every_n_steps", "2"]
+    lines = [line for line in says("fit", "--config", "reverse", *SMALL_LISTS, *flags) if line.startswith("epoch ")]
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0, step 4", "epoch 0, step 6", "epoch 1, step 10"]
+    assert all("val/acc 0." in line and "loss" in line for line in lines)
 
 
 @pytest.mark.usefixtures("pictures")

@@ -68,6 +68,10 @@ ROWS = [
     ("run reverse --seed -1", "seed", "-1"),
     ("run reverse --batch_size 60000", "batch_size=60000"),
     ("run reverse --heads 3", "heads=3", "dim=64"),
+    ("run reverse --accelerator xyz", "xyz"),
+    ("run reverse --devices 0", "devices"),
+    ("run reverse --threads 0", "threads"),
+    ("run reverse --strategy deepspeed", "deepspeed"),
     ("run cifar10 --patch 5", "patch=5", "32"),
     ("run characters --length 5000", "length=5000"),
     ("generate --ckpt_path characters.ckpt --temperature nan", "temperature"),
@@ -77,6 +81,13 @@ ROWS = [
     ("maps --ckpt_path reverse.ckpt --out maps.gif", "maps.gif"),
     ("maps --ckpt_path reverse.ckpt --out nowhere/maps.png", "nowhere"),
     ("bench --d 0", "d=0"),
+    ("bench --batch 0", "batch=0"),
+    ("bench --heads 3", "heads=3"),
+    ("bench --device gpu", "gpu", "cpu"),
+    ("bench --out nowhere/table", "nowhere"),
+    ("bench --attn kvpos", "kvpos", "kv+pos"),
+    ("bench --attn mla,ranks=3", "ranks", "rank"),
+    ("bench --attn torch.nn.Linear", "torch.nn.Linear"),
     # names: the wrong one and a right one
     ("trian reverse", "trian"),
     ("run revers", "revers", "reverse"),
@@ -152,9 +163,14 @@ ROWS = [
     ("test --ckpt_path cifar10.ckpt --val_size 7", "val_size"),
     ("predict --ckpt_path cifar10.ckpt --val_size 7", "val_size"),
     ("convert reverse.ckpt --attn kv+phase --attn_kwargs.phase learned", "angles"),
+    ("convert reverse.ckpt --attn qkv --how keep_k", "keep_k"),
+    ("convert reverse.ckpt --attn q-kv --attn_kwargs.heads 2", "heads"),
+    ("convert reverse.ckpt --attn q-kv --out nowhere/new.ckpt", "nowhere"),
+    ("convert kv+pos.ckpt --attn kv", "kv+pos"),
     ("fit --resume nowhere", "nowhere"),
     ("fit --resume run --lr 0.5", "lr"),
     ("fit --resume run", "run"),  # which another process uses
+    ("fit --resume halved", "best.ckpt"),
     ("runs nowhere", "nowhere"),
     ("runs empty", "empty"),
     ("reproduce table2 --scale smoke --folder blocked", "reports"),
@@ -167,7 +183,7 @@ NOTES = ("the published data", " parameters")
 
 @pytest.fixture
 def prepare(in_tmp_dir, offline, trained, monkeypatch):
-    """Write what a command line names: `FILES`, checkpoints, and a run that another process uses."""
+    """Write what a command line names: `FILES`, checkpoints, a run in use, and one without its best checkpoint."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     lock = FileLock("run/.lock")
 
@@ -178,10 +194,16 @@ def prepare(in_tmp_dir, offline, trained, monkeypatch):
         for task in ("reverse", "characters", "translation", "cifar10"):
             if f"{task}.ckpt" in words:
                 shutil.copy(trained(task), f"{task}.ckpt")
+        if "kv+pos.ckpt" in words:
+            shutil.copy(trained("reverse", "kv+pos"), "kv+pos.ckpt")
+        for folder in ("run", "halved"):
+            if f"--resume {folder}" in words:
+                shutil.copytree(trained("reverse").parents[1], folder)
+                Path(folder, "result.json").unlink()
         if "--resume run" in words:
-            shutil.copytree(trained("reverse").parents[1], "run")
-            Path("run/result.json").unlink(missing_ok=True)
             lock.acquire()
+        if "--resume halved" in words:
+            Path("halved/checkpoints/best.ckpt").unlink()
 
     yield write
     lock.release()
@@ -203,7 +225,7 @@ def require_mistake(code: int, out: str, err: str, *named: str) -> None:
 def test_mistakes(prepare, monkeypatch, capfd, words, named):
     prepare(words)
     before = files()
-    quiet = QUIET if words.startswith(("run ", "fit ")) and "--resume" not in words else []
+    quiet = QUIET if words.startswith("run ") and "--accelerator" not in words else []
     monkeypatch.setattr(sys, "argv", ["kvt", *shlex.split(words), *quiet])
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:

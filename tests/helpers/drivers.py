@@ -169,7 +169,7 @@ def hold(folder: Path) -> Callable[[], None]:
 def fork_server() -> Any:
     """Return a context whose processes are forked from one that has everything imported."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.cli.lightning_cli", "kvt.study.runner", "tests.helpers.sandbox"])
+    context.set_forkserver_preload(["kvt.cli.lightning_cli", "kvt.study.runner", "tests.helpers.commands"])
     return context
 
 

@@ -525,28 +525,22 @@ TABLE = {"metric": "test/acc"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"tables": [{"metric": "test/accuracy"}]}, "'test/accuracy': did you mean 'test/acc'?"),
-        (
-            {"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]},
-            "columns of other, wide: 'dims': did you mean 'dim'?",
-        ),
-        ({"tables": [TABLE | {"columns": {"wide": {"heads": 3}}}]}, "columns of other, wide: 3: choose from 1, 2"),
-        (
-            {"tables": [TABLE | {"columns": ["sort", "sbu"]}]},
-            "task in columns of other, sbu: 'sbu': did you mean 'sub'",
-        ),
-        ({"tables": [TABLE | {"published": {"kv+po": {}}}]}, "attention in published of other: 'kv+po': did you mean"),
-        ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "column in published of other: 'srot'"),
-        ({"tables": [TABLE | {"pools": {"both": ["sort", "sbu"]}}]}, "column in pools of other: 'sbu'"),
-        ({"tables": [TABLE | {"pairs": [["kv", "qvk"]]}]}, "attention in pairs of other: 'qvk': did you mean"),
-        ({"curves": [["val/los"]]}, "unknown metric in curves of other: 'val/los': did you mean 'val/loss'?"),
+        ({"tables": [{"metric": "test/accuracy"}]}, "'test/acc'"),
+        ({"tables": [TABLE | {"columns": {"wide": {"dims": 16}}}]}, "'dim'"),
+        ({"tables": [TABLE | {"columns": {"wide": {"heads": 3}}}]}, "wide.*3"),
+        ({"tables": [TABLE | {"columns": ["sort", "sbu"]}]}, "'sub'"),
+        ({"tables": [TABLE | {"published": {"kv+po": {}}}]}, "'kv[+]pos'"),
+        ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "'srot'"),
+        ({"tables": [TABLE | {"pools": {"both": ["sort", "sbu"]}}]}, "'sbu'"),
+        ({"tables": [TABLE | {"pairs": [["kv", "qvk"]]}]}, "'qvk'"),
+        ({"curves": [["val/los"]]}, "'val/loss'"),
     ],
 )
-def test_names_in_tables_and_curves_that_the_grid_does_not_have_are_told(study, changes, message):
+def test_names_in_tables_and_curves_that_the_grid_does_not_have_are_told(study, changes, named):
     grid = other_grid(study[0], "small", **changes)
-    with pytest.raises(UserError, match=re.escape(message)):
+    with pytest.raises(UserError, match=named):
         (tables_of if "tables" in changes else curves_of)(grid)
 
 

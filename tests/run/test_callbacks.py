@@ -1,9 +1,6 @@
 """The progress bar, when pictures are drawn, and callbacks of the user's: what is refused, and what is recorded."""
 
-import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -16,7 +13,7 @@ from kvt.run import pictures
 from kvt.run.callbacks import ProgressBar
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder
-from kvt.run.run import build, make_trainer
+from kvt.run.run import make_trainer
 from kvt.run.settings import trainer_objects
 from kvt.system.console import run
 from kvt.system.errors import UserError
@@ -40,17 +37,6 @@ ARGUMENTS = {
     "ModelPruning": {"pruning_fn": "l1_unstructured"},
     "StochasticWeightAveraging": {"swa_lrs": 0.01},
 }
-OWN = """
-from kvt.tasks import ListTask
-from lightning.pytorch import callbacks
-
-class Own(callbacks.BatchSizeFinder):
-    pass
-
-class Asks(ListTask):
-    def configure_callbacks(self):
-        return Own()
-"""
 
 
 @pytest.mark.parametrize(
@@ -88,27 +74,31 @@ def test_between_first_and_last_only_what_takes_a_twentieth_of_the_time_is_shown
     assert shown.steps == after_steps
 
 
+class Own(theirs.BatchSizeFinder):
+    pass
+
+
+class Asks(ListTask):
+    def configure_callbacks(self):
+        return Own()
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_makes_a_record_untrue_is_refused(mistake, name):
     """From the command line, and from Python."""
     config = REVERSE.changed(callbacks=[{"class_path": name, "init_args": ARGUMENTS.get(name, {})}])
     words = [f"--trainer.callbacks={config.trainer['callbacks']}".replace("None", "null"), *QUIET, *SMALL_LISTS]
-    told = mistake(lambda: run(lambda: run_words(["fit", "--config", "reverse", *words])))
-    assert f"--callbacks {name}" in told
-    assert REFUSALS[name] in told
+    assert name in mistake(lambda: run(lambda: run_words(["fit", "--config", "reverse", *words])))
     callback = trainer_objects({"callbacks": config.trainer["callbacks"]})["callbacks"][0]
-    with pytest.raises(UserError, match=re.escape(told.removeprefix("error: ").strip())):
+    with pytest.raises(UserError, match=name):
         kvt.train(REVERSE, callbacks=[callback])
 
 
-def test_a_class_derived_from_a_refused_one_is_refused_whoever_adds_it(in_tmp_dir, monkeypatch):
+def test_a_class_derived_from_a_refused_one_is_refused_whoever_adds_it(in_tmp_dir):
     """A task, too, may have callbacks."""
-    Path("of_mine.py").write_text(OWN)
-    monkeypatch.syspath_prepend(in_tmp_dir)
-    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
-    by_task = replace(REVERSE, model={**REVERSE.model, "class_path": "of_mine.Asks"})
-    for config in (REVERSE.changed(callbacks={"class_path": "of_mine.Own"}), by_task):
-        with pytest.raises(UserError, match="--callbacks Own, a BatchSizeFinder: "):
+    by_task = replace(REVERSE, model={**REVERSE.model, "class_path": f"{__name__}.Asks"})
+    for config in (REVERSE.changed(callbacks={"class_path": f"{__name__}.Own"}), by_task):
+        with pytest.raises(UserError, match="Own"):
             kvt.train(config)
 
 
@@ -129,21 +119,6 @@ def test_an_object_that_changes_its_arguments_leaves_the_record_as_it_is(in_tmp_
     again = kvt.RunConfig.from_run(folder)
     assert again.trainer["callbacks"]["init_args"] == {"numbers": {"a": [1]}}
     kvt.train(again)
-
-
-class Extends(ListTask):
-    """Changes its argument."""
-
-    def __init__(self, spec, attn_kwargs: dict | None = None, **kwargs):
-        super().__init__(spec, attn_kwargs=attn_kwargs, **kwargs)
-        (attn_kwargs or {})["kv_heads"] = 1
-
-
-def test_a_task_that_changes_its_arguments_leaves_the_configuration_as_it_is():
-    config = REVERSE.changed(attn_kwargs={"kv_heads": 2})
-    config = replace(config, model={**config.model, "class_path": f"{__name__}.Extends"})
-    assert build(config).config == config
-    assert config.model["init_args"]["attn_kwargs"] == {"kv_heads": 2}
 
 
 @pytest.mark.parametrize("bar", [theirs.RichProgressBar, theirs.TQDMProgressBar, ProgressBar])

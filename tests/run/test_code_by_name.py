@@ -69,8 +69,8 @@ def use(command: str, *words: str) -> Callable[[], None]:
 def test_an_attention_of_the_users_own_must_be_named(own, mistake, command):
     own("characters" if command == "generate" else "reverse", "--attn", "own_code.NearKV")
     line = mistake(use(command))
-    assert "x.ckpt: uses own_code.NearKV, which is not part of kvt" in line
-    assert line.endswith("pass --attn own_code.NearKV")
+    assert "x.ckpt" in line
+    assert "--attn own_code.NearKV" in line
     assert "--attn" in mistake(use(command, "--attn", "own_code.MyCallback"))
     assert not Path("imported").exists()
     use(command, "--attn", "own_code.NearKV")()
@@ -83,10 +83,10 @@ def test_a_task_and_data_of_the_users_own_must_be_named(own, mistake, command):
     own("reverse", *task, *data)
     config = str(next(Path().rglob("config.yaml")))
     for words in ([], data):
-        assert mistake(use(command, *words)).endswith("pass --model own_code.MyTask")
+        assert "--model own_code.MyTask" in mistake(use(command, *words))
         assert not Path("imported").exists()
     Path("imported").touch()
-    assert mistake(use(command, *task)).endswith("pass --data own_code.MyLists")
+    assert "--data own_code.MyLists" in mistake(use(command, *task))
     forget()
     use(command, *(["--config", config] if command == "validate" else [*task, *data]))()
     assert Path("imported").exists()

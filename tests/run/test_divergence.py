@@ -13,8 +13,8 @@ import torch
 
 from kvt.tasks import ListTask
 from tests.conftest import QUIET, REPOSITORY, SMALL, slow
+from tests.helpers.commands import command
 from tests.helpers.runs import checkpoint
-from tests.helpers.sandbox import command
 
 BREAKING = ["--model", f"{__name__}.Breaking", *SMALL["reverse"]]
 BATCHES = 6  # of training data in an epoch; of validation data it is two

@@ -21,8 +21,8 @@ from lightning.pytorch import callbacks
 
 from kvt.run.settings import REFUSED
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL_LISTS
+from tests.helpers.commands import command, forked
 from tests.helpers.runs import read_history, read_result
-from tests.helpers.sandbox import command, forked
 from tests.run.test_callbacks import REFUSALS
 from tests.run.test_clusters import SLURM
 from tests.run.test_killed_runs import require_same, resume, run_folder, start, whole  # noqa: F401 (a fixture)

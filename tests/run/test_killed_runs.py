@@ -11,14 +11,13 @@ from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 import torch
-from filelock import FileLock
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.run.config import RunConfig
 from kvt.run.folder import LOCK, last_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
+from tests.helpers.commands import MAX_SECONDS
 from tests.helpers.drivers import children, wait_for_training
-from tests.helpers.hostile import MAX_SECONDS
 from tests.helpers.moments import forked
 from tests.helpers.runs import checkpoint, equal, read_history, read_result
 
@@ -213,19 +212,6 @@ def test_asked_twice_it_stops_at_once_even_while_it_saves(whole):
     assert "Traceback" not in printed()
     assert resume(REVERSE) == 0, printed()
     require_same(run_folder(), expected)
-
-
-def test_only_one_process_at_a_time_has_a_run(whole):
-    whole(REVERSE)
-    assert resume(REVERSE, f"end:10:{SIGKILL:d}") == -SIGKILL
-    with FileLock(run_folder() / ".lock"):
-        assert resume(REVERSE) == 2
-    assert "error: " in printed()
-    assert "run is locked by another process" in printed()
-    assert "Traceback" not in printed()
-    assert resume(REVERSE) == 0, printed()
-    assert resume(REVERSE) == 0
-    assert "already finished" in printed()
 
 
 def test_one_process_of_two_is_killed(in_tmp_dir):

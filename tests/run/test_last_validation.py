@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import lightning as L
 import pytest
 
-import kvt
 from tests.conftest import SMALL_LISTS, slow
 from tests.helpers.runs import checkpoint, read_history
 
@@ -44,18 +42,3 @@ def require_validated_last(folder: Path, steps: int | None) -> None:
 def test_a_run_ends_with_a_validation(experiment, name):
     flags, steps = ENDS[name]
     require_validated_last(experiment("reverse", *LISTS, *flags.split())["path"].parent, steps)
-
-
-class Count(L.Callback):
-    def on_fit_end(self, trainer, pl_module):
-        self.steps = trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-@pytest.mark.parametrize("batches", [0, 1.0])
-def test_lightning_counts_the_steps_right_after_the_last_validation(in_tmp_dir, batches):
-    """The step at which it logs; also where there is no validation, which --limit_val_batches 0 turns off."""
-    sizes = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_steps": 4}
-    config = kvt.RunConfig.from_name("reverse").changed(**sizes, limit_val_batches=batches, accelerator="cpu")
-    count = Count()
-    kvt.train(config, callbacks=[count])
-    assert count.steps == 4

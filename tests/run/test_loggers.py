@@ -10,7 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 import kvt
-from kvt.run.loggers import _CSV
 from kvt.run.run import Result
 from tests.conftest import SMALL_LISTS
 from tests.run.test_one_run import StopAtValidation
@@ -106,22 +105,3 @@ def test_a_logger_of_ones_own_gets_curves_hyperparameters_and_maps(experiment, m
     (metrics,) = Path("mine").rglob("metrics.csv")
     assert {"train/loss", "val/loss", "when_best/test_acc"} <= {*metrics.read_text().splitlines()[0].split(",")}
     assert yaml.safe_load(metrics.with_name("hparams.yaml").read_text())["attn"] == "kv"
-
-
-def test_hyperparameters_are_known_while_a_run_trains(monkeypatch):
-    """A run that is killed leaves them to its logger."""
-    seen = {}
-
-    class Watch(_CSV):
-        def log_hyperparams(self, params, *rest):
-            seen.setdefault("params", {}).update(params)
-
-        def log_metrics(self, metrics, step=None):
-            seen.setdefault("first", seen["params"].get("attn"))
-
-    monkeypatch.setattr("kvt.run.loggers._CSV", Watch)
-    config = kvt.RunConfig.from_name("reverse").changed(
-        logger="csv", max_steps=1, train_size=64, val_size=8, test_size=8, batch_size=8
-    )
-    kvt.train(config.changed(enable_progress_bar=False, accelerator="cpu"))
-    assert seen["first"] == "kv"

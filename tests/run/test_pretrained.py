@@ -36,7 +36,7 @@ def test_it_comes_back_with_equal_outputs(in_tmp_dir, name):
 def test_another_class_is_refused(in_tmp_dir):
     small_task("ListTask").save_pretrained("house")
     assert Task.from_pretrained("house")
-    with pytest.raises(UserError, match="house: contains ListTask; this command needs ImageTask"):
+    with pytest.raises(UserError, match="ListTask"):
         ImageTask.from_pretrained("house")
 
 
@@ -72,7 +72,7 @@ def test_an_attention_that_is_not_kvts_is_imported_only_if_the_caller_names_it(m
     config["hyper_parameters"]["attn"] = "my_own.NearKV"
     Path("house/config.json").write_text(json.dumps(config))
     for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
-        with pytest.raises(UserError, match=r"uses my_own\.NearKV, which is not part of kvt"):
+        with pytest.raises(UserError, match=r"my_own\.NearKV"):
             load("house")
     assert not Path("imported").exists()
     assert ListTask.from_pretrained("house", attn="my_own.NearKV").attn == "my_own.NearKV"
@@ -84,7 +84,7 @@ def test_a_class_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own
     config = json.loads(Path("house/config.json").read_text())
     Path("house/config.json").write_text(json.dumps(config | {"model_class": "my_own.Mine"}))
     for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
-        with pytest.raises(UserError, match=r"uses my_own\.Mine, which is not part of kvt"):
+        with pytest.raises(UserError, match=r"my_own\.Mine"):
             load("house")
     assert not Path("imported").exists()
     assert type(kvt.load("house", model="my_own.Mine")).__name__ == "Mine"
@@ -98,5 +98,5 @@ def test_a_damaged_folder_is_refused_in_one_line(in_tmp_dir, spoil):
     small_task("ListTask").save_pretrained("house")
     path = Path("house", spoil)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="house: not a kvt checkpoint, or a damaged one"):
+    with pytest.raises(UserError, match="house"):
         kvt.load("house")

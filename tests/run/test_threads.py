@@ -9,7 +9,6 @@ import torch
 import kvt
 from kvt.run.run import Result
 from kvt.system import hardware
-from kvt.system.errors import UserError
 
 CONFIG = kvt.RunConfig.from_name("reverse").changed(
     **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},
@@ -42,16 +41,3 @@ def test_a_run_uses_the_number_asked_for_else_one_for_a_small_model(in_tmp_dir, 
     assert config.name == CONFIG.name
     assert threads_of(kvt.train(config)) == used
     assert torch.get_num_threads() == 4
-
-
-def test_where_the_system_does_not_say_which_cores_one_may_use_it_is_all(in_tmp_dir, monkeypatch):
-    for name in ("sched_getaffinity", "sched_setaffinity"):  # as on macOS
-        monkeypatch.delattr(os, name)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert threads_of(kvt.train(CONFIG.changed(threads=1000))) == 4
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_there_is_at_least_one(number):
-    with pytest.raises(UserError, match="--threads"):
-        CONFIG.changed(threads=number)

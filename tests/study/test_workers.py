@@ -72,29 +72,6 @@ def test_a_worker_ignores_ctrl_c_from_its_first_moment():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-IMPORTS = """
-from tests.helpers.drivers import CONFIG
-from tests.helpers.imports import imported_by
-from kvt.study.workers import context_of_workers
-context = context_of_workers()
-answer, theirs = context.Pipe(duplex=False)
-worker = context.Process(target=imported_by, args=(CONFIG.merged(SMALL), theirs))
-worker.start()
-print(*answer.recv())
-"""
-
-
-def test_a_worker_imports_next_to_nothing(tmp_path):
-    """For everything that it did would be done again for each run."""
-    sizes = dict.fromkeys(("train_size", "val_size", "test_size", "batch_size"), 16)
-    small = {"data": sizes, "trainer": {"accelerator": "cpu"}}
-    script = IMPORTS.replace("SMALL", repr(small))
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=tmp_path)
-    state, *modules = done.stdout.split()
-    assert state == "finished"
-    assert len(modules) < 100, modules
-
-
 def test_each_process_of_a_slurm_job_makes_whole_runs(study):
     study.write_grid(tasks=["sort"], attn=["qkv", "kv"])
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "study", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}

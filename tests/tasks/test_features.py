@@ -13,9 +13,8 @@ from kvt.data.image_files import list_folder
 from kvt.data.images import DecodedSource
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
-from tests.data.helpers import user_error
+from tests.data.helpers import cut, user_error
 from tests.data.test_tensor_files import Program
-from tests.helpers.spoiling import cut
 
 BACKBONE = "shufflenet_v2_x0_5"  # small, and quick on small images
 
