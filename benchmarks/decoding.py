@@ -105,11 +105,9 @@ class Case(NamedTuple):
     theirs: Callable[[], Text]
 
 
-def both(
-    task: Callable[[dict[str, Any], str], Task], spec: dict[str, Any], attn: str, device: torch.device
-) -> tuple[Any, Any]:
+def both(task: Callable[..., Task], spec: dict[str, Any], attn: str, device: torch.device) -> tuple[Any, Any]:
     """Return `kvt`'s model and the paper's with the same weights."""
-    ours, papers = (task(spec, name).eval().to(device).model for name in (attn, PAPER[attn]))
+    ours, papers = (task(spec, attn=name).eval().to(device).model for name in (attn, PAPER[attn]))
     papers.load_state_dict(ours.state_dict())
     return ours, papers
 
@@ -129,7 +127,7 @@ def compiled(attn: str) -> Iterator[Case]:
 
 def libraries(attn: str) -> Iterator[Case]:
     """Yield cases within the window, with other libraries' models of the same size, with qkv and their own caches."""
-    ours = CharacterTask(CHARACTERS, attn).eval().model
+    ours = CharacterTask(CHARACTERS, attn=attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
         _, write = make(**SIZE)
         yield text(f"batch {batch}, 63 tokens, {library}", ours, write, batch, 63)

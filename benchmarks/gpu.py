@@ -32,17 +32,18 @@ N, DIM, HEADS = 192, 256, 4
 def images(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
     spec = {"channels": 3, "height": 32, "width": 32, "classes": list("abcdefghij"), "mean": [0.5], "std": [0.2]}
     pixels, labels = torch.randint(256, (batch, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (batch,))
-    return ImageTask(spec, attn, dim=256, depth=4, heads=4), (pixels, labels)
+    return ImageTask(spec, attn=attn, dim=256, depth=4, heads=4), (pixels, labels)
 
 
 def lists(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
     digits = torch.randint(10, (batch, 16))
-    return ListTask({"vocab_size": 10, "length": 16}, attn), (digits, digits.flip(1))
+    return ListTask({"vocab_size": 10, "length": 16}, attn=attn), (digits, digits.flip(1))
 
 
 def characters(attn: str, batch: int) -> tuple[Task, Sequence[Tensor]]:
     text = torch.randint(65, (batch, 65))
-    return CharacterTask({"vocab": [chr(33 + i) for i in range(65)], "length": 64}, attn), (text[:, :-1], text[:, 1:])
+    spec = {"vocab": [chr(33 + i) for i in range(65)], "length": 64}
+    return CharacterTask(spec, attn=attn), (text[:, :-1], text[:, 1:])
 
 
 TASKS = {"images, 65 tokens": images, "lists, 16 tokens": lists, "characters, 64 tokens": characters}

@@ -108,10 +108,8 @@ def training_step(
 
 
 def our_lists(attn: str, size: Lists) -> nn.Module:
-    task = ListTask(
-        {"vocab_size": SYMBOLS, "length": size.length}, attn, dim=size.dim, depth=size.depth, heads=size.heads
-    )
-    return task.model
+    spec = {"vocab_size": SYMBOLS, "length": size.length}
+    return ListTask(spec, attn=attn, dim=size.dim, depth=size.depth, heads=size.heads).model
 
 
 def paper_lists(attn: str, size: Lists) -> nn.Module:
@@ -122,7 +120,7 @@ def our_images(attn: str, size: Images) -> nn.Module:
     classes = [str(number) for number in range(CLASSES)]
     shape = {"channels": CHANNELS, "height": size.side, "width": size.side}
     spec = shape | {"classes": classes, "mean": [0.5], "std": [0.2]}
-    return ImageTask(spec, attn, dim=size.dim, depth=size.depth, heads=size.heads, patch=size.patch).model
+    return ImageTask(spec, attn=attn, dim=size.dim, depth=size.depth, heads=size.heads, patch=size.patch).model
 
 
 def paper_images(attn: str, size: Images) -> nn.Module:

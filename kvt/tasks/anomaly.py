@@ -28,6 +28,7 @@ from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
 from kvt.models import SetScorer
+from kvt.models.blocks import Expansion
 from kvt.system.errors import UserError, require_probability, unknown
 from kvt.system.files import optional_path, require_file, sha256_of, user_path
 from kvt.system.hardware import MetaParameters
@@ -319,17 +320,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
     return held_out
 
 
-class AnomalyTask(
-    BlockTask,
-    Classification,
-    dim=256,
-    depth=4,
-    norm="post",
-    expansion=2,
-    lr=5e-4,
-    warmup=100,
-    schedule="cosine",
-):
+class AnomalyTask(BlockTask, Classification):
     """Task of finding the image of another class in a set. The model is `SetScorer`, and the optimiser is Adam.
 
     A softmax over the scores of the set's images gives the probability of each image to be the anomaly.
@@ -341,8 +332,27 @@ class AnomalyTask(
     unit = "sets"
     required_spec = ("feature_dim", "set_size")
 
-    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.0) -> SetScorer:
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        *,
+        dim: int = 256,
+        depth: int = 4,
+        norm: str = "post",
+        expansion: Expansion = 2,
+        dropout: float = 0.1,
+        lr: float = 5e-4,
+        warmup: int = 100,
+        schedule: str = "cosine",
+        smoothing: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        rate: dict[str, Any] = {"lr": lr, "warmup": warmup, "schedule": schedule}
+        super().__init__(dim=dim, depth=depth, norm=norm, expansion=expansion, dropout=dropout, **rate, **kwargs)
         require_probability(smoothing=smoothing)
         self.smoothing = smoothing
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> SetScorer:
         sizes = {"feature_dim": spec["feature_dim"], "dim": self.options["dim"]}
         return SetScorer(self.attention(spec["set_size"]), **sizes, **self.blocks)

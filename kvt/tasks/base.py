@@ -54,8 +54,7 @@ class Task(L.LightningModule, ABC):
     def __init__(self, spec: Mapping[str, Any] | None = None, **rate: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
-        if missing := [key for key in self.required_spec if key not in (spec or {})]:
-            raise UserError(f"--model {type(self).__name__} does not fit --data: the data spec lacks {missing}")
+        self.require_spec()
         self.monitored()
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
@@ -82,6 +81,12 @@ class Task(L.LightningModule, ABC):
         if found is None or found.better is None:
             raise UserError(f"{cls.__name__}.monitor is {cls.monitor}: metrics needs Metric({name!r}, better=…)")
         return found
+
+    def require_spec(self) -> None:
+        """Raise UserError if the task has a `spec` that lacks a key of `required_spec`."""
+        spec = self.hparams.get("spec")
+        if spec is not None and (missing := [key for key in self.required_spec if key not in spec]):
+            raise UserError(f"{type(self).__name__} does not fit the data, whose spec lacks {missing}")
 
     @property
     def attn(self) -> str:
@@ -400,7 +405,7 @@ class Classification(Task):
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
-    smoothing: float = 0.0  # label smoothing in training; a subclass sets it in `make_model`
+    smoothing: float = 0.0  # label smoothing in training; set by the constructor of a subclass
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return a dict of loss, accuracy over all targets, logits, and the result of `losses` as "found"."""

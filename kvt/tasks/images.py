@@ -9,7 +9,7 @@
 (torch.Size([2, 2]), 'dog', ['loss', 'acc'])
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
 from kvt.data.images import SETS, ImageSet, open_images
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
+from kvt.models.blocks import Expansion
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
@@ -171,17 +172,7 @@ class Images(TaskData):
         return images, labels
 
 
-class ImageTask(
-    BlockTask,
-    Classification,
-    dim=256,
-    depth=4,
-    pos_dim=50,
-    activation="gelu",
-    expansion=1,
-    dropout=0.0,
-    schedule="multistep",
-):
+class ImageTask(BlockTask, Classification):
     """Task of classifying images. The model is `ViT`, and the optimiser is Adam.
 
     The default schedule divides the learning rate by ten at milestones. Runs of the paper end before all milestones.
@@ -196,24 +187,39 @@ class ImageTask(
     unit = "images"
     required_spec = ("channels", "height", "width", "classes", "mean", "std")
     must_match = ("classes",)
+    milestones: Sequence[int] = ()  # a task with this attribute has the schedule multistep
 
-    def make_model(
+    def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: Mapping[str, Any] | None = None,
+        *,
+        dim: int = 256,
+        depth: int = 4,
+        pos_dim: int = 50,
+        activation: str = "gelu",
+        expansion: Expansion = 1,
+        dropout: float = 0.0,
+        schedule: str = "multistep",
         patch: int = 4,
         pool: str = "class",
         smoothing: float = 0.0,
         milestones: list[int] = [100, 150],  # noqa: B006 (only read)
-    ) -> ViT:
+        **kwargs: Any,
+    ) -> None:
+        style: dict[str, Any] = {"activation": activation, "expansion": expansion, "dropout": dropout}
+        super().__init__(dim=dim, depth=depth, pos_dim=pos_dim, schedule=schedule, **style, **kwargs)
         require_probability(smoothing=smoothing)
         require_positive(**{f"milestones[{i}]": epoch for i, epoch in enumerate(milestones)})
-        self.smoothing, self.milestones, self.patch = smoothing, milestones, patch
+        self.patch, self.pool, self.smoothing, self.milestones = patch, pool, smoothing, milestones
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> ViT:
         for name in ("mean", "std"):  # scaled to grey levels from 0 to 255; shape (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
         shape = {name: spec[name] for name in SHAPE}
-        tokens = count_tokens(spec["height"], spec["width"], patch)
+        tokens = count_tokens(spec["height"], spec["width"], self.patch)
         make_attention = self.attention(tokens, bias=False, score="model_scaled_dot")
-        sizes = {"classes": len(spec["classes"]), "patch": patch, "dim": self.options["dim"], "pool": pool}
+        sizes = {"classes": len(spec["classes"]), "patch": self.patch, "dim": self.options["dim"], "pool": self.pool}
         return ViT(make_attention, **shape, **sizes, **self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:

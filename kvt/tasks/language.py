@@ -611,7 +611,7 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
         yield part
 
 
-class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout=0.2, lr=5e-4):
+class CharacterTask(LanguageTask):
     """Task of predicting the next character. The model is `CausalLM`, and the optimiser is Adam.
 
     Args:
@@ -622,12 +622,29 @@ class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout
     metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
     monitor = "val/loss"
 
-    def make_model(self, spec: Mapping[str, Any], positions: str = "learned") -> CausalLM:
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        *,
+        dim: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        pos_dim: int = 20,
+        dropout: float = 0.2,
+        lr: float = 5e-4,
+        positions: str = "learned",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dim=dim, depth=depth, heads=heads, pos_dim=pos_dim, dropout=dropout, lr=lr, **kwargs)
+        self.positions = positions
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> CausalLM:
         self.vocabulary = Vocabulary(spec["vocab"])
-        dropout: float = self.options["dropout"]
+        dropout = self.options["dropout"]
         style = {"bias": False, "dropout": dropout, "score": "model_scaled_dot", "per_head": True}
-        make_attention = self.attention(spec["length"], positions, **style)
-        embedding = make_embedding(positions, len(spec["vocab"]), self.options["dim"], spec["length"])
+        make_attention = self.attention(spec["length"], self.positions, **style)
+        embedding = make_embedding(self.positions, len(spec["vocab"]), self.options["dim"], spec["length"])
         return CausalLM(make_attention, embedding, feed_forward_dropout=dropout, **self.blocks)
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
@@ -635,7 +652,7 @@ class CharacterTask(LanguageTask, dim=192, depth=6, heads=3, pos_dim=20, dropout
         return computed | {"bpc": computed["ppl"] / log(2)}
 
 
-class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
+class NumberTask(LanguageTask):
     """Task of predicting the next word. The model is `CausalLM`, and the optimiser is Adam.
 
     The embedding is tied to the output layer, and there is no final norm.
@@ -646,14 +663,28 @@ class NumberTask(LanguageTask, depth=4, heads=8, schedule="one_cycle"):
         feed_forward_dropout: dropout probability in the output of feed-forward networks.
     """
 
-    def make_model(
-        self, spec: Mapping[str, Any], positions: str = "sinusoidal", feed_forward_dropout: float = 0.2
-    ) -> CausalLM:
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        *,
+        depth: int = 4,
+        heads: int = 8,
+        dropout: float = 0.1,
+        schedule: str = "one_cycle",
+        positions: str = "sinusoidal",
+        feed_forward_dropout: float = 0.2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(depth=depth, heads=heads, dropout=dropout, schedule=schedule, **kwargs)
+        self.positions, self.feed_forward_dropout = positions, feed_forward_dropout
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> CausalLM:
         self.vocabulary = Vocabulary(spec["vocab"], separator=" ")
-        make_attention = self.attention(spec["length"], positions, bias=False, output_bias=False)
+        make_attention = self.attention(spec["length"], self.positions, bias=False, output_bias=False)
         settings: dict[str, Any] = {"dropout": self.options["dropout"], "scaled": True}
-        embedding = make_embedding(positions, len(spec["vocab"]), self.options["dim"], spec["length"], **settings)
-        how: dict[str, Any] = {"feed_forward_dropout": feed_forward_dropout, "final_norm": False, "tied": True}
+        embedding = make_embedding(self.positions, len(spec["vocab"]), self.options["dim"], spec["length"], **settings)
+        how: dict[str, Any] = {"feed_forward_dropout": self.feed_forward_dropout, "final_norm": False, "tied": True}
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
@@ -665,7 +696,7 @@ SIZES = {  # (width, number of layers, number of heads)
 }
 
 
-class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100, schedule="cosine_to_tenth"):
+class LanguageModelTask(LanguageTask):
     """Task of predicting the next token with GPT-2, in which `attn` replaces the attention.
 
     The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
@@ -701,29 +732,41 @@ class LanguageModelTask(LanguageTask, pos_dim=20, activation="gelu", warmup=100,
     must_match = ("tokenizer", "objective")
     vocabulary: Bytes
 
-    def make_model(
+    def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: Mapping[str, Any] | None = None,
+        *,
         size: str = "tiny",
         dim: int | None = None,
         depth: int | None = None,
         heads: int | None = None,
+        pos_dim: int = 20,
+        activation: str = "gelu",
+        dropout: float = 0.1,
+        warmup: int = 100,
+        schedule: str = "cosine_to_tenth",
         positions: str = "learned",
         share_layers: int = 1,
         recompute: bool = False,
-    ) -> CausalLM:
+        **kwargs: Any,
+    ) -> None:
+        width, layers, number = choose("size", size, SIZES)
+        sizes: dict[str, Any] = {"dim": dim or width, "depth": depth or layers, "heads": heads or number}
+        given: dict[str, Any] = {"dropout": dropout, "warmup": warmup, "schedule": schedule}
+        super().__init__(pos_dim=pos_dim, activation=activation, **sizes, **given, **kwargs)
+        self.positions, self.share_layers, self.recompute = positions, share_layers, recompute
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> CausalLM:
         self.vocabulary = tokens_of(spec["tokenizer"])
         if is_masked := spec.get("objective") == "masked":
             self.vocabulary.pieces.append(MASK)
-        usual = choose("size", size, SIZES)
-        dim, depth, heads = (own or its for own, its in zip((dim, depth, heads), usual, strict=True))
-        dropout: float = self.options["dropout"]
-        make_attention = self.attention(spec["length"], positions, heads=heads, dropout=dropout)
-        embedding = make_embedding(positions, len(self.vocabulary.pieces), dim, spec["length"])
-        settings: dict[str, Any] = {**self.blocks, "depth": depth, "feed_forward_dropout": dropout}
-        settings |= {"share_layers": share_layers, "tied": True, "causal": not is_masked}
-        model = CausalLM(make_attention, embedding, **settings)
-        model.encoder.recomputes = recompute
+        dim, dropout = self.options["dim"], self.options["dropout"]
+        make_attention = self.attention(spec["length"], self.positions, dropout=dropout)
+        embedding = make_embedding(self.positions, len(self.vocabulary.pieces), dim, spec["length"])
+        settings: dict[str, Any] = {**self.blocks, "feed_forward_dropout": dropout, "share_layers": self.share_layers}
+        model = CausalLM(make_attention, embedding, tied=True, causal=not is_masked, **settings)
+        model.encoder.recomputes = self.recompute
         gpt2(model)
         # no buffer, because Lightning's EMAWeightAveraging would truncate averaged integers
         self.piece_sizes = torch.tensor([len(piece) for piece in self.vocabulary.pieces])

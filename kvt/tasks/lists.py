@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
+from kvt.models.blocks import Expansion
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification
 from kvt.tasks.datamodule import TaskData
@@ -121,7 +122,7 @@ class DigitLists(TaskData):
         return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 
-class ListTask(BlockTask, Classification, norm="post", expansion=2, warmup=5, schedule="cosine"):
+class ListTask(BlockTask, Classification):
     """Task of labelling every digit of a list. The model is `ListTagger`, and the optimiser is Adam.
 
     Args:
@@ -131,9 +132,24 @@ class ListTask(BlockTask, Classification, norm="post", expansion=2, warmup=5, sc
     unit = "tokens"
     required_spec = ("vocab_size", "length")
 
-    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.0) -> ListTagger:
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        *,
+        norm: str = "post",
+        expansion: Expansion = 2,
+        dropout: float = 0.1,
+        warmup: int = 5,
+        schedule: str = "cosine",
+        smoothing: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(norm=norm, expansion=expansion, dropout=dropout, warmup=warmup, schedule=schedule, **kwargs)
         require_probability(smoothing=smoothing)
         self.smoothing = smoothing
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> ListTagger:
         return ListTagger(self.attention(spec["length"]), dim=self.options["dim"], **self.blocks, **spec)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:

@@ -1,9 +1,8 @@
 """The arguments that all tasks of kvt have: attention, blocks of the model and learning rate."""
 
-from collections.abc import Callable, Mapping
-from inspect import Parameter, Signature, signature
-from types import FunctionType
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -19,13 +18,13 @@ from kvt.tasks.schedules import NEEDS, SCHEDULES
 class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
-    A subclass implements `make_model(spec, …)`, which returns the model. Parameters of `make_model` with a default
-    become further arguments of the constructor, such as `smoothing`. `make_model` reads all other arguments from
-    `self.options`, and passes `self.blocks` to the model: depth, dropout and the style of its blocks. Keywords of the
-    class statement replace the defaults of the arguments:
+    A subclass implements `make_model`. If it has arguments of its own, or other defaults, its constructor passes all
+    other arguments on, and calls `build` at its end:
 
-        class ListTask(BlockTask, Classification, norm="post", warmup=5):
-            def make_model(self, spec, smoothing: float = 0.0): …
+        def __init__(self, spec=None, *, norm: str = "post", smoothing: float = 0.0, **kwargs):
+            super().__init__(norm=norm, **kwargs)
+            self.smoothing = smoothing
+            self.build(spec)
 
     Args:
         spec: `TaskData.spec`, plain values that the model needs from the data. Commands of kvt pass this argument.
@@ -50,12 +49,9 @@ class BlockTask(Task):
             in some tasks also {" or ".join(NEEDS)}.
     """
 
-    own: ClassVar[Mapping[str, Parameter]] = {}  # arguments of `make_model` and of the constructor
-    make_model: Callable[..., nn.Module]
-
     def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: Mapping[str, Any] | None = None,
         attn: str = "kv",
         attn_kwargs: AttentionSettings | None = None,
         dim: int = 64,
@@ -70,35 +66,31 @@ class BlockTask(Task):
         lr: float = 1e-3,
         warmup: int = 0,
         schedule: str = "constant",
-        **own: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "spec", "own", "__class__")}
-        given = {**{name: one.default for name, one in self.own.items()}, **given, **own}
-        own = {name: given[name] for name in {**self.own, **own}}  # the values also get into the hyperparameters
-        super().__init__(spec)
-        self.options = given
-        style = BlockStyle(norm, activation, self.matched(match, expansion))
+        super().__init__(lr=lr, warmup=warmup, schedule=schedule)
+        sizes = {"dim": dim, "heads": heads, "pos_dim": pos_dim}
+        self.options: dict[str, Any] = {"attn": attn, "attn_kwargs": attn_kwargs, **sizes, "dropout": dropout}
+        style = BlockStyle(norm, activation, expansion)
         self.blocks: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
-        self.model = self.make_model(spec, **own)
-        self.set_rate(lr, warmup, schedule)
+        self.match, self.expansion = match, expansion
+        self.build(spec)
 
-    def __init_subclass__(cls, **usual: Any) -> None:
-        """Give a subclass a copy of `BlockTask.__init__` with other defaults and with the arguments of `make_model`."""
-        super().__init_subclass__()
-        init: Any = cls.__init__
-        if init.__code__ is not BlockTask.__init__.__code__:
-            return  # the subclass has its own constructor
-        *arguments, _ = signature(BlockTask.__init__).parameters.values()
-        usual = dict(zip([one.name for one in arguments[2:]], init.__defaults__, strict=True)) | usual
-        if "make_model" in vars(cls):
-            parameters = signature(cls.make_model).parameters.items()
-            cls.own = {name: one for name, one in parameters if one.default is not Parameter.empty}
-        shared = {one.name: one.replace(default=usual.get(one.name, one.default)) for one in arguments}
-        shared |= cls.own
-        defaults = tuple(shared[name].default for name in usual)
-        made: Any = FunctionType(init.__code__, init.__globals__, "__init__", defaults, init.__closure__)
-        made.__signature__ = Signature([*shared.values()])
-        cls.__init__ = made  # type: ignore[method-assign]
+    def build(self, spec: Mapping[str, Any] | None) -> None:
+        """Make the model for the `spec` of the data; without it, do nothing."""
+        if spec is None:
+            return
+        if self.match is not None:
+            self.expansion = self.matched(self.match)
+            self.blocks["style"] = replace(self.blocks["style"], expansion=self.expansion)
+        self.model = self.make_model(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> nn.Module:
+        """Return the model, which `forward` calls.
+
+        `self.attention(…)` makes its attentions, `self.blocks` has depth, dropout and style of its blocks, and
+        `self.options` has the other arguments.
+        """
+        raise self._error("make_model must return the model")
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
         """Return an `AttentionFactory` from the options of the task and the `settings` of its model."""
@@ -106,15 +98,11 @@ class BlockTask(Task):
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
-    def matched(self, match: str | None, expansion: Expansion) -> Expansion:
-        """Set and return an expansion with which the task has as many parameters as with the attention `match`.
+    def matched(self, match: str) -> float:
+        """Return an expansion with which the task has as many parameters as with the attention `match`.
 
-        If `match` is None, `expansion` is returned unchanged. Raises UserError if no expansion gives the number of
-        parameters to within half a percent.
+        Raises UserError if no expansion gives the number of parameters to within half a percent.
         """
-        self.expansion = expansion
-        if match is None:
-            return expansion
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in argument_names(cls)}
 
@@ -126,13 +114,12 @@ class BlockTask(Task):
         whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except by the attention `match`
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)
-        if not expansion or one == two:
-            raise UserError(f"match={match}: the model has no feed-forward network to widen: set --expansion above 0")
+        if not self.expansion or one == two:
+            raise UserError(f"match={match}: the model has no feed-forward network to widen: set expansion above 0")
         expansion = max(0, 1 + (wanted - one) / (two - one))
         found = count(expansion=expansion)
         numbers = f"{found:,} parameters, {wanted:,} with {match}"
         if abs(found / wanted - 1) > 0.005:
             raise UserError(f"match={match}: no width of the feed-forward networks fits; the nearest gives {numbers}")
         self.metric_notes["matched"] = f"expansion {expansion:.6g}: {numbers}"
-        self.expansion = expansion
         return expansion

@@ -25,6 +25,7 @@ from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.data.tokens import IGNORE
+from kvt.models.blocks import Expansion
 from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
@@ -314,7 +315,7 @@ def _split(length: int) -> str:
     return f"test_{length}"
 
 
-class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, warmup=1, schedule="cosine"):
+class RecallTask(BlockTask, Classification):
     """Task of answering the questions in a sequence. The model is `CausalLM`.
 
     The model computes logits only at positions with a question. The test also records three kinds of accuracy:
@@ -344,24 +345,35 @@ class RecallTask(BlockTask, Classification, heads=1, expansion=0, dropout=0.0, w
     required_spec = ("vocab_size", "length")
     model: CausalLM
 
-    def make_model(
+    def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: Mapping[str, Any] | None = None,
+        *,
+        heads: int = 1,
+        expansion: Expansion = 0,
+        dropout: float = 0.0,
+        warmup: int = 1,
+        schedule: str = "cosine",
         positions: str = "learned",
         smoothing: float = 0.0,
         stop_at: float = 0.99,
         causal: bool = True,
-    ) -> CausalLM:
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(heads=heads, expansion=expansion, dropout=dropout, warmup=warmup, schedule=schedule, **kwargs)
         require_positive(stop_at=stop_at)
         require_probability(smoothing=smoothing)
-        self.smoothing, self.stop_at = smoothing, stop_at
+        self.positions, self.smoothing, self.stop_at, self.causal = positions, smoothing, stop_at, causal
         self.validated = 0.0  # the latest validation accuracy
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> CausalLM:
         if "chance" in spec:
             self.metric_notes["chance"] = f"{spec['chance']:.4g}"
         longest = (spec.get("lengths") or [spec["length"]])[-1]
-        make_attention = self.attention(longest, positions)
-        embedding = make_embedding(positions, spec["vocab_size"], self.options["dim"], longest)
-        return CausalLM(make_attention, embedding, causal=causal, **self.blocks)
+        make_attention = self.attention(longest, self.positions)
+        embedding = make_embedding(self.positions, spec["vocab_size"], self.options["dim"], longest)
+        return CausalLM(make_attention, embedding, causal=self.causal, **self.blocks)
 
     def bins(self) -> dict[str, list[int]]:
         spec = self.hparams["spec"]

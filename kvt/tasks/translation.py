@@ -339,7 +339,7 @@ def unpadded(sentences: Tensor) -> list[list[int]]:
     return [row[row != PAD_ID].tolist() for row in sentences.cpu()]
 
 
-class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule="noam"):
+class TranslationTask(BlockTask):
     """Task of translating sentences. The model is `Seq2Seq`, the loss has label smoothing, the optimiser is Adam.
 
     The task translates the validation split with greedy decoding after every epoch, and the test split at the end of
@@ -364,14 +364,31 @@ class TranslationTask(BlockTask, dim=128, depth=1, lr=1.0, warmup=4000, schedule
     required_spec = ("source", "target", "source_vocab", "target_vocab", "detok_rules", "max_len")
     must_match = ("source_vocab", "target_vocab")
     model: Seq2Seq
+    dim: int = 0  # width of the model; a task with this attribute has the schedule noam
 
-    def make_model(self, spec: Mapping[str, Any], smoothing: float = 0.1) -> Seq2Seq:
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        *,
+        dim: int = 128,
+        depth: int = 1,
+        dropout: float = 0.1,
+        lr: float = 1.0,
+        warmup: int = 4000,
+        schedule: str = "noam",
+        smoothing: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dim=dim, depth=depth, dropout=dropout, lr=lr, warmup=warmup, schedule=schedule, **kwargs)
         require_probability(smoothing=smoothing)
-        self.dim, self.smoothing = self.options["dim"], smoothing
-        self.source_vocabulary = Vocabulary(spec["source_vocab"])
-        self.target_vocabulary = Vocabulary(spec["target_vocab"])
+        self.dim, self.smoothing = dim, smoothing
         self._evaluated: list[Batch] = []  # the batches of the current evaluation
         self._examples: list[tuple[str, str, str]] = []  # source, reference, translation
+        self.build(spec)
+
+    def make_model(self, spec: Mapping[str, Any]) -> Seq2Seq:
+        self.source_vocabulary = Vocabulary(spec["source_vocab"])
+        self.target_vocabulary = Vocabulary(spec["target_vocab"])
         sizes: dict[str, Any] = {f"{side}_vocab_size": len(spec[f"{side}_vocab"]) for side in ("source", "target")}
         sizes |= {"max_len": spec["max_len"], "dim": self.dim}
         make_attention = self.attention(spec["max_len"], dropout=self.options["dropout"])

@@ -157,7 +157,7 @@ def load_x_transformers_writer(theirs, ours):
 def test_the_other_language_models_write_what_ours_writes(library, name, load):
     pytest.importorskip(library)
     window = {"vocab": decoding.SYMBOLS[:7], "length": 12}
-    ours = opinionated(CharacterTask(window, "qkv", dim=8, depth=2, heads=2).model)
+    ours = opinionated(CharacterTask(window, attn="qkv", dim=8, depth=2, heads=2).model)
     theirs, write = decoding.LIBRARIES[name](symbols=7, window=12, dim=8, depth=2, heads=2)
     load(theirs.double(), ours)
     prompt = torch.randint(7, (5, 3))

@@ -89,7 +89,7 @@ def test_a_class_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own
     assert not Path("imported").exists()
     assert type(kvt.load("house", model="my_own.Mine")).__name__ == "Mine"
     mine = sys.modules["my_own"].Mine
-    mine(LISTS, "kv", dim=8, heads=2).save_pretrained("own")
+    mine(LISTS, attn="kv", dim=8, heads=2).save_pretrained("own")
     assert type(mine.from_pretrained("own")) is mine
 
 

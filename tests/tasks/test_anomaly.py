@@ -65,7 +65,7 @@ def test_every_split_must_have_sets(tmp_path, classes, settings, words):
 
 @pytest.mark.parametrize("attn", ["qkv", "kv", "kv+pos"])
 def test_scores_move_with_the_images_unless_the_map_has_positions(attn):
-    task = AnomalyTask({"feature_dim": 5, "set_size": 6}, attn, dim=8, depth=2, heads=2, pos_dim=6, dropout=0.3)
+    task = AnomalyTask({"feature_dim": 5, "set_size": 6}, attn=attn, dim=8, depth=2, heads=2, pos_dim=6, dropout=0.3)
     model = opinionated(task.model, seed=0)
     sets, order = torch.randn(3, 6, 5, dtype=torch.float64), torch.tensor([4, 0, 5, 1, 3, 2])
     scores = model(sets)

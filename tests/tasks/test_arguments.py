@@ -11,45 +11,53 @@ from kvt.tasks.options import BlockTask
 from tests.helpers.small_tasks import LISTS, TASKS, small_task
 
 
+def parser(cls) -> ArgumentParser:
+    made = ArgumentParser()
+    made.add_class_arguments(cls)
+    return made
+
+
 @pytest.mark.parametrize("cls", known_classes().values())
 def test_every_argument_has_a_help_text(cls):
     """Its own, or that of a base class."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(cls)
-    texts = {action.dest: action.help for action in parser._actions}
-    assert texts.keys() >= inspect.signature(cls).parameters.keys()
+    texts = {action.dest: action.help for action in parser(cls)._actions}
     assert all(texts.values()), texts
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_the_shared_options_and_keeps_the_value_of_each_argument(name):
-    shared = [*inspect.signature(BlockTask).parameters][:-1]
-    arguments = inspect.signature(TASKS[name]).parameters
-    assert [*arguments][: len(shared)] == shared
+    defaults = vars(parser(TASKS[name]).get_defaults())
     hparams = small_task(name).hparams
-    assert hparams.keys() == arguments.keys()
-    given = {"spec", "dim", "depth", "heads"}
-    assert {key: value for key, value in hparams.items() if key not in given} == {
-        key: argument.default for key, argument in arguments.items() if key not in given
-    }
+    assert inspect.signature(BlockTask).parameters.keys() <= defaults.keys() == hparams.keys()
+    given = {"spec": hparams["spec"], "dim": 8, "depth": 1, "heads": 2}
+    assert dict(hparams) == defaults | given
 
 
-class Wide(ListTask, dim=24, heads=3):
+class Wide(ListTask):
     """A task with other defaults."""
+
+    def __init__(self, spec=None, dim: int = 24, heads: int = 3, **kwargs):
+        super().__init__(spec, dim=dim, heads=heads, **kwargs)
 
 
 class Named(Wide):
-    """A task with an argument more."""
+    """A task with an argument more, which its model needs."""
 
-    def make_model(self, spec, title: str = "wide", smoothing: float = 0.5):
+    def __init__(self, spec=None, title: str = "wide", smoothing: float = 0.5, **kwargs):
+        super().__init__(smoothing=smoothing, **kwargs)
         self.title = title
-        return super().make_model(spec, smoothing=smoothing)
+        self.build(spec)
+
+    def make_model(self, spec):
+        model = super().make_model(spec)
+        model.title = self.title
+        return model
 
 
-def test_keywords_of_a_class_are_defaults_and_arguments_of_its_model_are_its_own():
+def test_a_subclass_passes_arguments_on_and_builds_its_model_at_the_end():
     for task, smoothing in ((Wide(LISTS), 0.0), (Named(LISTS, title="x"), 0.5)):
-        kept = {name: task.hparams[name] for name in ("dim", "heads", "norm", "smoothing")}
-        assert kept == {"dim": 24, "heads": 3, "norm": "post", "smoothing": smoothing}
-    assert (task.title, task.hparams["title"]) == ("x", "x")
+        kept = {name: task.hparams[name] for name in ("spec", "dim", "heads", "norm", "smoothing")}
+        assert kept == {"spec": LISTS, "dim": 24, "heads": 3, "norm": "post", "smoothing": smoothing}
+    assert (task.model.title, task.hparams["title"]) == ("x", "x")
     with pytest.raises(TypeError, match="titel"):
         Named(LISTS, titel="x")

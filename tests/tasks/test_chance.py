@@ -71,7 +71,7 @@ def seed():
 @pytest.mark.slow
 def test_lists():
     data = Unrelated(length=8, train_size=32, val_size=4, test_size=500, batch_size=32)
-    task = ListTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
+    task = ListTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
     trainer, learned = train(task, data, 150)
     (tested,) = trainer.test(task, data, verbose=False)
     assert learned["train/acc"] > 0.5
@@ -82,7 +82,7 @@ def test_lists():
 def test_characters(tmp_path):
     (tmp_path / "noise.txt").write_text("".join(random_words(800, "abcdefgh")))
     data = Characters(text=str(tmp_path / "noise.txt"), length=16, val_size=0.5, batch_size=32)
-    task = CharacterTask(data.spec, "kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
+    task = CharacterTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
     trainer, learned = train(task, data, 150)
     (judged,) = trainer.validate(task, data, verbose=False)
     assert learned["train/loss"] < log(8) - 0.5
@@ -99,7 +99,8 @@ def test_sentences(tmp_path):
             lines = [" ".join(next(words) for _ in range(6)) for _ in range(count)]
             (tmp_path / f"{split}.{language}").write_text("\n".join(lines))
     data = SentencePairs(root=str(tmp_path), batch_size=40, max_len=10)
-    task = TranslationTask(data.spec, "kv+pos", dim=64, depth=1, heads=4, dropout=0.0, smoothing=0.0, warmup=30, lr=1.0)
+    sizes = {"dim": 64, "depth": 1, "heads": 4}
+    task = TranslationTask(data.spec, attn="kv+pos", dropout=0.0, smoothing=0.0, warmup=30, lr=1.0, **sizes)
     trainer, learned = train(task, data, 120)
     assert learned["train/loss"] < log(4) * 6 / 7 - 0.5
     (tested,) = trainer.test(task, data, verbose=False)
