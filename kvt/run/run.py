@@ -48,39 +48,6 @@ LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
 NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
-REFUSED: dict[type[L.Callback], tuple[str, str]] = {
-    theirs.LearningRateFinder: (
-        "the run would record another learning rate than it trains with",
-        "pass --lr, or compare learning rates with kvt study",
-    ),
-    theirs.BatchSizeFinder: (
-        "the run would record another batch size than it trains with",
-        "pass --batch_size, or compare batch sizes with kvt study",
-    ),
-    theirs.GradientAccumulationScheduler: (
-        "the learning-rate schedule would span another number of steps than the run has",
-        "pass --accumulate_grad_batches",
-    ),
-    theirs.StochasticWeightAveraging: (
-        "no checkpoint would hold the averaged weights, and no result would be measured with them",
-        "choose EMAWeightAveraging",
-    ),
-    theirs.ModelPruning: (
-        "it masks weights when their module is called, and models use some weights without that call",
-        "prune the trained model, kvt.load(checkpoint)",
-    ),
-    theirs.SpikeDetection: (
-        "it cannot read its own state, so that the run could not be resumed",
-        "choose EarlyStopping with divergence_threshold",
-    ),
-    theirs.BaseFinetuning: (
-        "a resumed run would not train the weights that it has unfrozen",
-        "freeze weights with requires_grad_(False) in a task of your own",
-    ),
-}
-"""A dict of Lightning callbacks that kvt rejects, because a run would differ from its record: (reason, remedy)."""
-
-
 @dataclass(frozen=True, repr=False)
 class Result:
     """The result of a run.
@@ -152,9 +119,6 @@ def fit(
     shown = [] if quiet else [Shown(recorder)]
     # EndRun comes first: it validates after training, before averages replace weights at the end of training
     trainer = make_trainer(cli, [*callbacks, recorder, *shown, *saving], [claim, stop])
-    of_task = cli.model.configure_callbacks()
-    added = of_task if isinstance(of_task, Sequence) else [of_task]
-    require_callbacks([*trainer.callbacks, *added])  # type: ignore[attr-defined]
     # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
     # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
     require_folder(path, "run" if folder else "--default_root_dir")
@@ -245,16 +209,6 @@ class NoProfiler(PassThroughProfiler):
 
     def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
         return self.nothing
-
-
-def require_callbacks(callbacks: Iterable[L.Callback]) -> None:
-    """Raise UserError if the class of a callback is in `REFUSED`, or has a base class in `REFUSED`."""
-    for callback in callbacks:
-        for cls, (reason, remedy) in REFUSED.items():
-            if isinstance(callback, cls):
-                name = type(callback).__name__
-                named = name if type(callback) is cls else f"{name}, a {cls.__name__}"
-                raise UserError(f"--callbacks {named}: {reason}: {remedy}")
 
 
 def make_trainer(

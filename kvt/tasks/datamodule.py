@@ -82,7 +82,9 @@ class TaskData(L.LightningDataModule, ABC):
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
         if self.content is not None:
-            self.save_hyperparameters({"content": self.content}, logger=False)  # identifies the data regardless of their path
+            self.save_hyperparameters(
+                {"content": self.content}, logger=False
+            )  # identifies the data regardless of their path
 
     def note_left_out(self, place: object, what: str | None) -> None:
         """Report parts of a file or folder that `load` does not read, by a message and by a note in the result.

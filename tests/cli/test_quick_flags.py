@@ -5,8 +5,8 @@ from inspect import signature
 import pytest
 from lightning import Trainer
 
-from kvt.cli.lightning_cli import read_words
-from kvt.run.sections import TRAINER, TRAINER_DEFAULTS
+from kvt.run.cli import TRAINER_DEFAULTS, parse_config
+from kvt.run.config import TRAINER, read_configs
 
 
 def test_defaults_of_the_trainer_are_lightnings():
@@ -25,8 +25,8 @@ def test_defaults_of_the_trainer_are_lightnings():
 )
 def test_a_bare_name_adds_to_a_list_as_its_full_name(config, word, more):
     section = "model" if word.startswith("milestones") else "trainer"
-    argvs = [["fit", "--config", config, *(f"--{full}{one}" for one in [word, *more])] for full in ("", f"{section}.")]
-    bare, full = (read_words(argv).config for argv in argvs)
+    argvs = [[f"--{full}{one}" for one in [word, *more]] for full in ("", f"{section}.")]
+    bare, full = (parse_config(read_configs([config]), words) for words in argvs)
     name, _, added = word.partition("+=")
-    assert added in str(bare.sections[section][name])
+    assert added in str({**bare["trainer"], **bare["model"]["init_args"]}[name])
     assert bare == full

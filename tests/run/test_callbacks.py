@@ -1,6 +1,4 @@
-"""The progress bar, when pictures are drawn, and callbacks of the user's: what is refused, and what is recorded."""
-
-from dataclasses import replace
+"""The progress bar, when pictures are drawn and callbacks of the user's."""
 
 import lightning as L
 import pytest
@@ -8,35 +6,16 @@ from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import kvt
-from kvt.cli.lightning_cli import run_words
 from kvt.run import pictures
 from kvt.run.callbacks import ProgressBar
+from kvt.run.cli import KvtCLI
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder
 from kvt.run.run import make_trainer
-from kvt.run.settings import trainer_objects
-from kvt.system.console import run
-from kvt.system.errors import UserError
 from kvt.tasks import DigitLists, ListTask
-from tests.conftest import QUIET, SMALL_LISTS
 
 SIZES = {"train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "depth": 1, "max_epochs": 1}
 REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
-REFUSALS = {
-    "BatchSizeFinder": "pass --batch_size, or compare batch sizes with kvt study",
-    "GradientAccumulationScheduler": "pass --accumulate_grad_batches",
-    "LearningRateFinder": "pass --lr, or compare learning rates with kvt study",
-    "ModelPruning": "prune the trained model, kvt.load",
-    "StochasticWeightAveraging": "choose EMAWeightAveraging",
-    "SpikeDetection": "choose EarlyStopping with divergence_threshold",
-    "BackboneFinetuning": "freeze weights with requires_grad_",
-}
-"""What is refused, and the remedy that is named."""
-ARGUMENTS = {
-    "GradientAccumulationScheduler": {"scheduling": {"4": 2}},
-    "ModelPruning": {"pruning_fn": "l1_unstructured"},
-    "StochasticWeightAveraging": {"swa_lrs": 0.01},
-}
 
 
 @pytest.mark.parametrize(
@@ -74,34 +53,6 @@ def test_between_first_and_last_only_what_takes_a_twentieth_of_the_time_is_shown
     assert shown.steps == after_steps
 
 
-class Own(theirs.BatchSizeFinder):
-    pass
-
-
-class Asks(ListTask):
-    def configure_callbacks(self):
-        return Own()
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_makes_a_record_untrue_is_refused(mistake, name):
-    """From the command line, and from Python."""
-    config = REVERSE.changed(callbacks=[{"class_path": name, "init_args": ARGUMENTS.get(name, {})}])
-    words = [f"--trainer.callbacks={config.trainer['callbacks']}".replace("None", "null"), *QUIET, *SMALL_LISTS]
-    assert name in mistake(lambda: run(lambda: run_words(["fit", "--config", "reverse", *words])))
-    callback = trainer_objects({"callbacks": config.trainer["callbacks"]})["callbacks"][0]
-    with pytest.raises(UserError, match=name):
-        kvt.train(REVERSE, callbacks=[callback])
-
-
-def test_a_class_derived_from_a_refused_one_is_refused_whoever_adds_it(in_tmp_dir):
-    """A task, too, may have callbacks."""
-    by_task = replace(REVERSE, model={**REVERSE.model, "class_path": f"{__name__}.Asks"})
-    for config in (REVERSE.changed(callbacks={"class_path": f"{__name__}.Own"}), by_task):
-        with pytest.raises(UserError, match="Own"):
-            kvt.train(config)
-
-
 class Changes(L.Callback):
     """Changes its argument, as some of Lightning's do."""
 
@@ -125,7 +76,7 @@ def test_an_object_that_changes_its_arguments_leaves_the_record_as_it_is(in_tmp_
 def test_a_bar_of_the_users_replaces_kvts(in_tmp_dir, bar):
     """And it shows the last validation, as it comes after the callback that asks for it."""
     mine, other = bar(), L.Callback()
-    trainer = make_trainer(REVERSE.changed(enable_progress_bar=None), [mine, other], logger=False)
+    trainer = make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=None).as_dict()), [mine, other])
     bars = [callback for callback in trainer.callbacks if isinstance(callback, theirs.ProgressBar)]
     assert bars == [mine]
     assert trainer.callbacks.index(other) < trainer.callbacks.index(mine)
@@ -134,5 +85,5 @@ def test_a_bar_of_the_users_replaces_kvts(in_tmp_dir, bar):
 
 def test_without_a_bar_of_the_users_there_is_kvts():
     for setting, bars in ((None, 1), (True, 1), (False, 0)):
-        trainer = make_trainer(REVERSE.changed(enable_progress_bar=setting), logger=False)
+        trainer = make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=setting).as_dict()))
         assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == bars

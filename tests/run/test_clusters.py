@@ -11,6 +11,7 @@ import pytest
 
 import kvt
 from kvt.cli.lightning_cli import run_words
+from kvt.run.cli import KvtCLI
 from kvt.run.run import make_trainer
 from kvt.system.console import run
 from tests.conftest import QUIET, slow
@@ -97,5 +98,5 @@ def test_variables_of_lightning_change_no_setting(monkeypatch):
     """A configuration from a checkpoint or a grid lacks some of the Trainer's settings."""
     monkeypatch.setenv("PL_TRAINER_LIMIT_PREDICT_BATCHES", "1")
     monkeypatch.setenv("PL_TRAINER_FAST_DEV_RUN", "1")
-    trainer = make_trainer(replace(REVERSE, trainer={"accelerator": "cpu"}), logger=False)
+    trainer = make_trainer(KvtCLI(replace(REVERSE, trainer={"accelerator": "cpu"}).as_dict()))
     assert (trainer.limit_predict_batches, trainer.fast_dev_run) == (1.0, False)

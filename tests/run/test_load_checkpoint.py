@@ -19,7 +19,6 @@ import torch
 import yaml
 
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.same import load_data
 from kvt.system.errors import UserError
 from kvt.tasks import Task
 from tests.conftest import QUIET, SMALL
@@ -212,7 +211,7 @@ def test_every_place_of_every_tasks_checkpoint(trained, harmless, config):
     for number, path in enumerate(places(checkpoint)):
         form = [*FORMS][number % len(FORMS)]
         save_with(checkpoint, path, FORMS[form]((CALL, IMPORT)[number // len(FORMS) % 2]))
-        for load_part in (lambda it: it.load_task(Task), load_data):
+        for load_part in (lambda it: it.load_task(Task), lambda it: it.load_data()):
             with suppress(UserError):
                 load_part(Checkpoint(NAME))
         harmless()

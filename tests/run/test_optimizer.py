@@ -6,10 +6,11 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.cli.lightning_cli import read_words, run_words
+from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
-from kvt.run.config import RunConfig
-from kvt.run.run import build, fit
+from kvt.run.cli import KvtCLI
+from kvt.run.config import RunConfig, read_configs
+from kvt.run.run import fit
 from kvt.study.grid import TaskFile
 from kvt.system.console import run
 from kvt.system.files import CONFIGS
@@ -51,7 +52,7 @@ def test_adam_by_name_is_the_default(experiment, config):
 def test_decay_is_decoupled(in_tmp_dir):
     """A step at rate η without gradients leaves (1 − η λ) of the weights."""
     task = ListTask({"vocab_size": 10, "length": 4}, dim=16, heads=2, lr=0.5)
-    task.optimizer_config = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
+    task.run_config = {"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}}
     before = [parameter.detach().clone() for parameter in task.parameters()]
     for parameter in task.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -71,8 +72,8 @@ def test_decay_is_decoupled(in_tmp_dir):
     ],
 )
 def test_one_cycle_keeps_the_momentum_that_is_asked_for_or_tells_that_it_varies(in_tmp_dir, flags, kept):
-    words = ["run", "reverse", *SMALL_LISTS, *QUIET, "--max_epochs", "1", "--schedule", "one_cycle", "--warmup", "0"]
-    built = build(read_words([*words, "--optimizer", *flags.split()]).config)
+    words = [*SMALL_LISTS, *QUIET, "--max_epochs", "1", "--schedule", "one_cycle", "--warmup", "0"]
+    built = KvtCLI(read_configs(["reverse"]), [*words, "--optimizer", *flags.split()])
     seen = set()
 
     class Seen(L.Callback):

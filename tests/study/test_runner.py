@@ -8,7 +8,6 @@ from time import sleep
 import pytest
 import torch
 
-from kvt.run.checkpoint_files import HPARAMS
 from kvt.run.folder import last_checkpoint
 from kvt.study import job as work
 from kvt.study import runner as studies
@@ -34,7 +33,7 @@ class Wrong(KV):
     def forward(self, *args, **kwargs):
         raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)  # more than fits into a pipe
 """
-EMPTY = {key: {} for key in ("state_dict", *HPARAMS.values(), "optimizer_states")} | {
+EMPTY = {key: {} for key in ("state_dict", "config", "hyper_parameters", "optimizer_states")} | {
     **{"epoch": 0, "callbacks": {"Recorder": {}}}
 }
 
