@@ -109,15 +109,16 @@ def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -
             data in `config`.
     """
     own = {name: config[name]["init_args"] for name in BUILT}
+    classes = find_classes({name: config[name]["class_path"] for name in BUILT})
+    parser = parser if trusted else settings_parser(**classes)
     read = config | {name: own[name] if trusted else {} for name in BUILT}
     parsed = parser.parse_args(["--config", json.dumps(read), *words])
     content = parser.content(parsed)
     if not trusted:
-        some = settings_parser(**find_classes({name: config[name]["class_path"] for name in BUILT}))
-        flags = some.content(some.parse_args(["--seed_everything=0", *words], defaults=False))
+        flags = parser.content(parser.parse_args(["--seed_everything=0", *words], defaults=False))
         content |= {name: {**own[name], **flags.get(name, {})} for name in BUILT}
     require_settings(content)
-    content |= {name: {"class_path": config[name]["class_path"], "init_args": content[name]} for name in BUILT}
+    content |= {name: {"class_path": config[name]["class_path"], "init_args": content.get(name, {})} for name in BUILT}
     return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 

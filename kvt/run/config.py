@@ -6,6 +6,7 @@ The module does not import torch, which takes seconds. Functions that parse sett
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -207,7 +208,7 @@ class RunConfig:
 
     def as_dict(self) -> Config:
         """Return the content of config.yaml."""
-        return {name: getattr(self, name) for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
+        return {name: deepcopy(getattr(self, name)) for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
 @cache  # a study reads many runs of the same classes

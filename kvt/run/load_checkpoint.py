@@ -196,7 +196,7 @@ class Checkpoint:
         """
         for section in sections:
             theirs, ours = (
-                {"class": part.get("class_path"), **part.get("init_args", {}), **seed}
+                {section: part.get("class_path"), **part.get("init_args", {}), **seed}
                 for whole in (self.saved["config"], config)
                 for part, seed in [(whole.get(section) or {}, {"seed": whole["seed_everything"]})]
             )

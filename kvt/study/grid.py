@@ -123,7 +123,7 @@ class TaskFile:
             trainer["callbacks"] = without_defaults(trainer["callbacks"])
         self._base = replace(base, trainer=trainer, ckpt_path=None)
         named = [(section, name) for section in BUILT for name in getattr(base, section)["init_args"]]
-        named += [("trainer", name) for name in base.trainer]
+        named += [("trainer", name) for name in trainer]
         self.section_of = {
             name: section
             for section, name in named

@@ -32,7 +32,7 @@ from kvt.models.blocks import Expansion
 from kvt.system.errors import UserError, require_probability, unknown
 from kvt.system.files import optional_path, require_file, sha256_of, user_path
 from kvt.system.hardware import MetaParameters
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
@@ -334,7 +334,7 @@ class AnomalyTask(BlockTask, Classification):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         dim: int = 256,
         depth: int = 4,

@@ -24,6 +24,8 @@ from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule
 
+Spec = dict  # type: ignore[type-arg]  # if values had a type, jsonargparse would parse their texts as YAML
+"""`TaskData.spec`: plain values that the model needs from the data."""
 MODEL, SETTINGS = "model.safetensors", "config.json"
 """The files of `Task.save_pretrained`: the weights, and all other content."""
 
@@ -51,7 +53,7 @@ class Task(L.LightningModule, ABC):
     model: nn.Module
     means: MutableMapping[str, Mean]  # running means since the last record, by name, such as "val/loss"
 
-    def __init__(self, spec: Mapping[str, Any] | None = None, **rate: Any) -> None:
+    def __init__(self, spec: Spec | None = None, **rate: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.require_spec()

@@ -29,7 +29,7 @@ from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, require_probability
 from kvt.system.files import optional_path
 from kvt.system.quoting import printable
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
@@ -191,7 +191,7 @@ class ImageTask(BlockTask, Classification):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         dim: int = 256,
         depth: int = 4,

@@ -53,7 +53,7 @@ from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
 from kvt.system.files import optional_path, user_path, write_atomically
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, PPL, Metric
@@ -624,7 +624,7 @@ class CharacterTask(LanguageTask):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         dim: int = 192,
         depth: int = 6,
@@ -665,7 +665,7 @@ class NumberTask(LanguageTask):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         depth: int = 4,
         heads: int = 8,
@@ -734,7 +734,7 @@ class LanguageModelTask(LanguageTask):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         size: str = "tiny",
         dim: int | None = None,

@@ -23,7 +23,7 @@ from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
 from kvt.models.blocks import Expansion
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
@@ -134,7 +134,7 @@ class ListTask(BlockTask, Classification):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         norm: str = "post",
         expansion: Expansion = 2,

@@ -11,7 +11,7 @@ from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
 from kvt.system.errors import UserError, argument_names, choose
 from kvt.system.hardware import MetaParameters
-from kvt.tasks.base import Task
+from kvt.tasks.base import Spec, Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
 
 
@@ -51,7 +51,7 @@ class BlockTask(Task):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         attn: str = "kv",
         attn_kwargs: AttentionSettings | None = None,
         dim: int = 64,

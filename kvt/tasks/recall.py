@@ -30,7 +30,7 @@ from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.tasks.base import Classification
+from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import Metric, by_bin
@@ -347,7 +347,7 @@ class RecallTask(BlockTask, Classification):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         heads: int = 1,
         expansion: Expansion = 0,

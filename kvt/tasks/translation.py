@@ -38,7 +38,7 @@ from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
 from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
-from kvt.tasks.base import make_optimizer
+from kvt.tasks.base import Spec, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import LOSS, PPL, Metric
@@ -368,7 +368,7 @@ class TranslationTask(BlockTask):
 
     def __init__(
         self,
-        spec: Mapping[str, Any] | None = None,
+        spec: Spec | None = None,
         *,
         dim: int = 128,
         depth: int = 1,

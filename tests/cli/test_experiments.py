@@ -214,4 +214,3 @@ def test_help_names_the_settings_of_the_task(script, monkeypatch, capsys):
         runpy.run_path(str(REPOSITORY / "experiments" / f"{script}.py"), run_name="__main__")
     words = capsys.readouterr().out.split()
     assert {"--seed", "--attn", "--batch_size", "--max_epochs", "--compile"} <= {word.rstrip(",") for word in words}
-    assert "Default: 1. The gradient is the mean over batches" in " ".join(words)

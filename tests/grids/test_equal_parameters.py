@@ -45,4 +45,4 @@ def test_the_model_of_the_follow_up_is_trained_as_there(in_tmp_dir):
     kvt.train(config.changed(**SHORT), "run", test=False)
     saved = read_checkpoint("run/checkpoints/last.ckpt")
     assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 1e-3
-    assert saved["trainer"]["gradient_clip_val"] == 5
+    assert saved["config"]["trainer"]["gradient_clip_val"] == 5

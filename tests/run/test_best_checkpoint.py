@@ -19,7 +19,7 @@ class Told(ListTask):
     told = (0.0,)
 
     def __init__(self, spec, attn="kv", dim=16):
-        super().__init__(spec, attn, dim=dim)
+        super().__init__(spec, attn=attn, dim=dim)
         self.register_buffer("epoch_of_weights", torch.tensor(-1.0))
 
     def on_train_epoch_start(self):

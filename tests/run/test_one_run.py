@@ -16,6 +16,7 @@ import kvt
 from kvt import train
 from kvt.cli.lightning_cli import run_words
 from kvt.run.folder import is_in_use
+from kvt.run.load_checkpoint import Checkpoint
 from kvt.system.errors import UserError
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
@@ -148,11 +149,11 @@ def test_a_configuration_is_the_same_from_its_folder_and_its_checkpoint(in_tmp_d
     """And changes by bare names alone, typed."""
     result = kvt.train(REVERSE)
     assert kvt.RunConfig.from_run(result.folder) == REVERSE
-    found = kvt.RunConfig.from_checkpoint(result.checkpoint)
-    assert (found.model, found.seed_everything) == (REVERSE.model, 0)
-    assert found.data["init_args"].items() <= REVERSE.data["init_args"].items()
-    assert found.trainer.items() <= REVERSE.trainer.items()
-    assert REVERSE.changed(lr="1e-2", seed=3).sections["model"]["lr"] == 0.01
+    found = Checkpoint(result.checkpoint).config
+    assert (found["model"], found["seed_everything"]) == (REVERSE.model, 0)
+    assert found["data"]["init_args"].items() <= REVERSE.data["init_args"].items()
+    assert found["trainer"].items() <= REVERSE.trainer.items()
+    assert REVERSE.changed(lr="1e-2", seed=3).model["init_args"]["lr"] == 0.01
     assert REVERSE.changed(seed=3).seed_everything == 3
 
 
@@ -168,7 +169,7 @@ def test_a_folder_holds_one_run(in_tmp_dir):
 def test_limits_of_a_run_that_continues_another_cover_both(in_tmp_dir, limit):
     last = kvt.train(REVERSE).folder / "checkpoints" / "last.ckpt"
     with pytest.raises(UserError, match="max_epochs"):
-        kvt.train(kvt.RunConfig.from_checkpoint(last).changed(**{"max_epochs": 2} | limit))
+        kvt.train(REVERSE.changed(**{"max_epochs": 2, "ckpt_path": str(last)} | limit))
 
 
 def test_a_run_that_failed_is_left_to_others(in_tmp_dir):

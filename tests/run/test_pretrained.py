@@ -69,7 +69,7 @@ def my_own(in_tmp_dir, monkeypatch):
 def test_an_attention_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
     small_task("ListTask", attn="kv").save_pretrained("house")
     config = json.loads(Path("house/config.json").read_text())
-    config["hyper_parameters"]["attn"] = "my_own.NearKV"
+    config["config"]["model"]["init_args"]["attn"] = "my_own.NearKV"
     Path("house/config.json").write_text(json.dumps(config))
     for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
         with pytest.raises(UserError, match=r"my_own\.NearKV"):
@@ -82,7 +82,8 @@ def test_an_attention_that_is_not_kvts_is_imported_only_if_the_caller_names_it(m
 def test_a_class_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
     small_task("ListTask").save_pretrained("house")
     config = json.loads(Path("house/config.json").read_text())
-    Path("house/config.json").write_text(json.dumps(config | {"model_class": "my_own.Mine"}))
+    config["config"]["model"]["class_path"] = "my_own.Mine"
+    Path("house/config.json").write_text(json.dumps(config))
     for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
         with pytest.raises(UserError, match=r"my_own\.Mine"):
             load("house")

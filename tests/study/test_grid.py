@@ -168,12 +168,6 @@ def test_optimisers_and_callbacks_are_axes(write, axis, value, text):
     assert columns == {"usual": {run.name for run in grid.runs[::2]}, "mine": {run.name for run in grid.runs[1::2]}}
 
 
-def test_a_callback_that_runs_refuse_is_refused_before_the_study(write):
-    axes = {"attn": "kv", "callbacks": [{"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.1}}]}
-    with pytest.raises(UserError, match="StochasticWeightAveraging"):
-        read_grid(write(axes=axes), "paper")
-
-
 def test_a_run_is_named_by_what_it_does(write, monkeypatch):
     """Not by how that is written, whether a default is, or where data lie; each setting changes the name."""
 

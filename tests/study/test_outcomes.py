@@ -10,7 +10,6 @@ import yaml
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
-from kvt.run.config import RunConfig
 from kvt.study import job as work
 from kvt.study import runner
 from kvt.study.grid import read_grid
@@ -39,7 +38,7 @@ def test_a_run_of_version_0_1_is_read(grid):
     (folder / "result.json").write_text(json.dumps(result | {"config": result["config"] | unused}))
     (folder / "config.yaml").write_text(yaml.safe_dump(result["config"] | unused))
     assert read_outcomes(grid.runs, Path("runs"))[run.name][0].state == State.FINISHED
-    assert RunConfig.from_run(folder).name == run.name
+    assert read_outcome(folder, run.config).state == State.FINISHED
 
 
 WRONG = [{"seconds": "3"}, {"seconds": float("nan")}, {"started": "2026-01-01T00:00:00"}, {"parameters": None}]
