@@ -81,21 +81,6 @@ def test_maps_show_themselves_in_a_notebook():
     assert package.draw_maps(maps)._repr_png_().startswith(b"\x89PNG")
 
 
-REVERSE = package.RunConfig.from_name("reverse")
-WRONG = {
-    "a name for a configuration": lambda: package.train("reverse"),
-    "a number for a path": lambda: package.load(3),
-    "a number for a folder": lambda: package.train(REVERSE, 3),
-    "a word for a number": lambda: REVERSE.changed(dim="x"),
-}
-
-
-@pytest.mark.parametrize("how", WRONG)
-def test_a_wrong_type_is_the_users_mistake(how, in_tmp_dir):
-    with pytest.raises(UserError):
-        WRONG[how]()
-
-
 class Foreign(L.LightningModule):
     def __init__(self, width=2):
         super().__init__()
@@ -107,7 +92,7 @@ def test_a_checkpoint_of_another_module_names_load_from_checkpoint(tmp_path):
     trainer = L.Trainer(logger=False, accelerator="cpu")
     trainer.strategy.connect(Foreign())
     trainer.save_checkpoint(tmp_path / "foreign.ckpt")
-    with pytest.raises(UserError, match="load_from_checkpoint"):
+    with pytest.raises(UserError, match=r"foreign\.ckpt"):
         package.load(tmp_path / "foreign.ckpt")
 
 

@@ -24,7 +24,6 @@ from kvt.system.console import run
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 from tests.helpers.drivers import finish
 
-README = (REPOSITORY / "README.md").read_text()
 PAGES = ("README.md", "docs/*.md", "docs/guides/*.md", "docs/reference/*.md")
 BLOCKS = {
     path.relative_to(REPOSITORY): re.findall(r"```(\w+)\n(.*?)```", path.read_text(), re.DOTALL)
@@ -272,9 +271,3 @@ def test_links_lead_somewhere():
     for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "zoo").glob("*.md")]:
         for target in re.findall(r"\]\((?!http|#)([^)]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
-
-
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 150
-    answer = README.partition("**The answer so far.**")[2].partition("##")[0]
-    assert len(re.sub(r"\[[−\d., ]+\]", "", answer).split()) <= 120, "without the intervals"

@@ -219,10 +219,16 @@ class KvtCLI(LightningCLI):
         self.given, self.checkpoint = config, checkpoint
         self.classes = find_classes({name: config[name]["class_path"] for name in BUILT})
         super().__init__(
-            *(self.classes[name] for name in BUILT),
-            **{"parser_class": Parser, "parser_kwargs": {"exit_on_error": False, "allow_abbrev": False, **texts}},
-            **{"args": [*words], "run": False, "seed_everything_default": 0, "save_config_callback": None},
-            **{"auto_configure_optimizers": False, "load_from_checkpoint_support": False},
+            self.classes["model"],
+            self.classes["data"],
+            save_config_callback=None,
+            seed_everything_default=0,
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, **texts},
+            parser_class=Parser,
+            args=[*words],
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
         )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -276,10 +276,3 @@ def test_the_script_for_a_gpu_measures_and_checks_every_attention(monkeypatch, c
     monkeypatch.setattr(gpu, "TASKS", {})
     monkeypatch.setattr(gpu, "passes", lambda *_, **__: [torch.tensor([float("nan")])] * 3)
     assert gpu.main(words) == 1  # NaN is wrong, too
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_an_error(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main([])
-    assert "needs a GPU: choose --device cpu" in capsys.readouterr().err

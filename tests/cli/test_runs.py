@@ -56,15 +56,6 @@ def test_a_score_that_is_not_finite_is_last_and_diverged_stands_beside_it(says, 
     assert lines["d"].split()[-3:] == ["diverged", "val/loss", "nan"]
 
 
-def test_a_path_is_whole_and_a_long_setting_is_cut(says):
-    name, text = "a" * 99, "t" * 99
-    make(name, task="language_model", result=RESULT, text=text)
-    make("b", task="language_model", result=RESULT, text="short")
-    line = listed(says)[name]
-    assert "t" * 50 in line
-    assert "t" * 51 not in line
-
-
 def test_a_run_that_is_being_made_is_running(says):
     folder = make()
     (folder / "result.json").unlink()

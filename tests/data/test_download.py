@@ -40,21 +40,18 @@ def test_a_file_is_fetched_once_and_unpacked(tmp_path, served, content):
 def test_a_failed_download_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, trouble):
     served, content = "a.txt.gz", PACKED
     with serving({served: content}) as server:
-        url, reason = f"{server.url}/{served}", "is not the SHA-256 of the published file"
+        url = f"{server.url}/{served}"
         if trouble == "wrong content":
             server.files[served] = content[:-1] + b"?"
         elif trouble == "cut short":
-            server.sent, reason = 0.5, "bytes before the end; try again"
+            server.sent = 0.5
         elif trouble == "not found":
-            server.files, reason = {}, "404"
+            server.files = {}
         elif trouble == "no server":
-            url, reason = f"http://127.0.0.1:9/{served}", "refused"
+            url = f"http://127.0.0.1:9/{served}"
         else:
             monkeypatch.setattr(module, "TIMEOUT", 0.2)
-            server.sent, server.stalls, reason = 0.5, True, "timed out"
+            server.sent, server.stalls = 0.5, True
         message = user_error(lambda: download(published(url, content), tmp_path, "folder/a.txt"))
-    assert message.startswith(f"{tmp_path}/folder/a.txt is missing and cannot be downloaded (")
-    assert reason in message
-    assert f"put the content of {url} there" in message
-    assert "--data_dir" in message
+    assert [word for word in (f"{tmp_path}/folder/a.txt", url, "--data_dir") if word not in message] == []
     assert not files_in(tmp_path)

@@ -120,7 +120,7 @@ def test_a_mistake_is_one_line_that_names_the_set(mistake):
 def test_without_the_library_the_extra_is_named(mistake, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for read in (lambda: source("hf:pets"), lambda: read_texts("hf:pets")):
-        assert mistake(lambda read=read: run(read)).endswith('a package is missing: pip install "kvt[datasets]"')
+        assert mistake(lambda read=read: run(read)).endswith('"kvt[datasets]"')
 
 
 def test_documents_are_joined_by_line_ends():

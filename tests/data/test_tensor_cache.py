@@ -1,6 +1,5 @@
 """The data folder: what lies ready is read without a trace, and users share it."""
 
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.data.tensor_files import once
 from kvt.tasks.anomaly import SetAnomalies
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.images import Images
@@ -77,13 +75,3 @@ def test_what_lies_ready_needs_no_lock_and_is_left_as_it_is(name):
         for tensor, other in zip(tensors, read[split], strict=True):
             assert torch.equal(tensor, other)
             assert not other.is_inference()  # one that a model can be trained on
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_the_lock_is_everybodys(tmp_path, umask):
-    before = os.umask(umask)
-    try:
-        once(tmp_path, lambda: False, lambda: None)
-    finally:
-        os.umask(before)
-    assert (tmp_path / ".cache" / "data.lock").stat().st_mode & 0o777 == 0o666

@@ -1,29 +1,12 @@
 """A model that torch compiles is the same model."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tests.conftest import QUIET, REPOSITORY, SMALL
-
-
-@pytest.mark.slow
-def test_without_a_compiler_it_is_one_line(in_tmp_dir):
-    words = [str(REPOSITORY / "experiments" / "synthetic.py"), *QUIET, *SMALL["reverse"], "--compile=true"]
-    none = {**os.environ, "CXX": "no-such-compiler"}
-    ended = subprocess.run([sys.executable, *words], env=none, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == (
-        "error: --compile: torch finds no C++ compiler: install g++, or drop the flag"
-    )
-    assert "Traceback" not in ended.stderr
-    assert not Path("lightning_logs").exists()
+from tests.conftest import SMALL
 
 
 @pytest.mark.slow

@@ -11,9 +11,7 @@ from kvt.cli.main import execute
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.run import fit
-from kvt.study.grid import TaskFile
 from kvt.system.console import run
-from kvt.system.files import CONFIGS
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
@@ -118,14 +116,6 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch, flags, named):
     Path("settled_rate.py").write_text(OWN_TASK)
     words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, *flags.split()]
     assert named in mistake(lambda: run(lambda: run_words(words)))
-
-
-def test_a_study_varies_it():
-    """Each optimiser is another run."""
-    task = TaskFile(CONFIGS / "reverse.yaml")
-    settings = task.typed({"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}})
-    decaying, plain, default = task.config(settings, 0), task.config({"optimizer": None}, 0), task.config({}, 0)
-    assert decaying.name != plain.name == default.name
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -64,7 +64,6 @@ class Named(StrEnum):
     ("strange", "same"),
     [
         ({"lr": np.float64(0.25), "heads": np.int64(2)}, {"lr": 0.25, "heads": 2}),
-        ({"lr": np.float32(0.25), "dim": np.array(16)}, {"lr": 0.25, "dim": 16}),
         ({"attn_kwargs": {"rope": np.float64(0.5)}}, {"attn_kwargs": {"rope": 0.5}}),
         ({"seed": np.int64(3), "threads": np.int32(1)}, {"seed": 3, "threads": 1}),
         ({"attn": Named.SHARED}, {"attn": "kv"}),

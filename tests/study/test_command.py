@@ -1,15 +1,11 @@
 """`kvt study` and `kvt reproduce`: what they print before the work, and how they refuse mistakes."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from kvt.cli.main import command_parser, execute
-from kvt.cli.study import FOLDER
-from kvt.study.grid import read_grid
-from kvt.study.job import Job, write_failure
 from kvt.system.console import run
 from kvt.system.files import GRIDS, yaml_names
 
@@ -124,15 +120,6 @@ def test_the_help_of_reproduce_names_every_grid():
     _, parser = command_parser("reproduce")
     text = "".join(parser.format_help().split())  # a name may be cut at its hyphen
     assert all(name in text for name in yaml_names(GRIDS))
-
-
-def test_runs_that_failed_with_one_message_are_told_in_one_line(tiny, capsys):
-    for one in read_grid("tiny.yaml").runs:
-        write_failure(Job(one.config, one.folder(Path(FOLDER)), "data"), "no data: " + "put some there, " * 30 + "END")
-    kvt("study run tiny.yaml --dry_run")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "before" in line]
-    assert line.startswith("failed before, sort qkv seed=0 and 1 more: no data")
-    assert "END; rerun with --retry_failed" in line  # the end of a message has the remedy
 
 
 def test_a_table_without_runs_is_told(in_tmp_dir, capsys):

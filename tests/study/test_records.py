@@ -161,14 +161,6 @@ def test_runs_that_were_recorded_without_times_count_as_done(grid, capsys):
     assert capsys.readouterr().out.startswith("2 runs: 1 finished, 1 diverged\n")
 
 
-@pytest.mark.usefixtures("other")
-def test_each_of_several_sources_says_how_many_of_the_runs_it_holds(grid, capfd):
-    kvt("study run tiny.yaml --folder elsewhere --from other runs")
-    out, err = capfd.readouterr()
-    assert out == "2 runs: 1 finished, 1 diverged\n"
-    assert err.splitlines() == ["--from other: holds 0 of the 2 runs", "--from runs: holds 2 of the 2 runs"]
-
-
 def test_a_record_has_every_validation_and_at_most_100_other_points_of_a_run(in_tmp_dir):
     """So that the mean over training and the first step at 99 % are those of the run."""
     axes = TINY["axes"] | {"lr": [n / 1e6 for n in range(1, 26)]}

@@ -42,12 +42,6 @@ def test_a_text_of_ones_own_is_on_the_axes_and_needs_no_data(trained, in_tmp_dir
         assert layer.weights.equal(found.weights[0])
 
 
-def test_a_prompt_that_no_window_holds_or_no_model_takes(trained, says, mistake):
-    for prompt in ("t" * 1000, "t"):
-        assert "pass from 2 to" in mistake(says, "maps", "--ckpt_path", trained("characters"), "--prompt", prompt)
-    assert "ListTask" in mistake(says, "maps", "--ckpt_path", trained("reverse"), "--prompt", "to be")
-
-
 class Doubled(QKV):
     """Overrides `attend`, and says nothing of its map."""
 
@@ -67,10 +61,8 @@ class Mean(torch.nn.Module):
 
 
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize(("cls", "why"), [(Doubled, "overrides attend"), (Mean, "no layer is a kvt")])
-def test_an_attention_without_a_map_trains_and_kvt_maps_says_what_it_needs(experiment, says, mistake, cls, why):
+@pytest.mark.parametrize("cls", [Doubled, Mean])
+def test_an_attention_without_a_map_trains_and_kvt_maps_says_what_it_needs(experiment, says, mistake, cls):
     path = f"{__name__}.{cls.__name__}"
     best = experiment("reverse", *SMALL_LISTS, "--attn", path)["path"].parent / "checkpoints" / "best.ckpt"
-    said = mistake(says, "maps", "--ckpt_path", str(best), "--attn", path)
-    assert why in said
-    assert "override attention_weights" in said
+    assert "attention_weights" in mistake(says, "maps", "--ckpt_path", str(best), "--attn", path)
