@@ -9,10 +9,12 @@ from pathlib import Path
 import yaml
 
 from kvt.run import run
-from kvt.run.cli import KvtCLI, parse_config
-from kvt.run.config import BUILT, Config, RunConfig, bare, read_configs
+from kvt.run.cli import KvtCLI
+from kvt.run.config import RunConfig, bare, read_configs
 from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.parser import parse_config
+from kvt.run.sections import BUILT, Config
 from kvt.system.console import OneLineParser, table, tell
 from kvt.system.errors import UserError
 from kvt.system.files import read_json

@@ -13,30 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config, find_classes
 from kvt.system.errors import UserError, argument_names, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 
-Config = dict[str, Any]
-"""The content of config.yaml: {"model": {"class_path": …, "init_args": …}, "trainer": {"max_epochs": 2}, …}."""
-BUILT = ("model", "data")
-"""The sections with the classes that every run builds: "model" is the task, "data" the data."""
-GROUPS = (*BUILT, "trainer")
-"""The sections whose settings have a short flag, such as --lr for --model.lr."""
-PARTS = (*BUILT, "optimizer")
-"""The sections that name a class. A run may lack the section "optimizer"."""
-OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
-"""The settings and sections of a configuration that `GROUPS` lacks."""
-TRAINER = {
-    **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
-    **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
-    **{"trainer.max_time": None, "trainer.limit_train_batches": None, "trainer.limit_val_batches": None},
-    **{"trainer.limit_test_batches": None, "trainer.overfit_batches": 0.0, "trainer.val_check_interval": None},
-    **{"trainer.check_val_every_n_epoch": 1, "trainer.log_every_n_steps": 20, "trainer.accumulate_grad_batches": 1},
-    **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
-    **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
-}
-"""Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
 
@@ -90,7 +71,7 @@ class RunConfig:
 
         Raises UserError if the files do not name the classes of a task and its data.
         """
-        from kvt.run.cli import parse_config
+        from kvt.run.parser import parse_config
 
         return cls(**parse_config(read_configs([*map(str, files)])))
 
@@ -113,7 +94,7 @@ class RunConfig:
         return cls(**parts, seed_everything=settings["seed"])
 
     @property
-    def classes(self) -> dict[str, type[Any]]:
+    def classes(self) -> dict[str, Any]:
         """The classes of the task and its data, imported."""
         return find_classes({"model": self.model["class_path"], "data": self.data["class_path"]})
 
@@ -178,7 +159,7 @@ class RunConfig:
         Raises:
             UserError: a setting does not exist, has the wrong type, or has a value that a run does not accept.
         """
-        from kvt.run.cli import parse_settings, require_settings
+        from kvt.run.parser import parse_settings, require_settings
 
         changed = self.merged(parse_settings(self.classes, settings))
         require_settings(vars(changed))
@@ -213,7 +194,7 @@ class RunConfig:
 
 @cache  # a study reads many runs of the same classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
-    from kvt.run.cli import default_settings
+    from kvt.run.parser import default_settings
 
     paths = {"model": model, "data": data}
     sections = default_settings(find_classes(paths))
@@ -253,15 +234,6 @@ def in_short(value: Any) -> Any:
         return value
     arguments = ", ".join(f"{name}={part}" for name, part in (value.get("init_args") or {}).items())
     return str(value["class_path"]).rpartition(".")[2] + f"({arguments})" * bool(arguments)
-
-
-def find_classes(paths: Mapping[str, str]) -> dict[str, type[Any]]:
-    """Return a dict of the task's class, "model", and the data's class, "data", from a dict of import paths."""
-    from kvt.tasks import Task, TaskData
-    from kvt.tasks.base import find_class
-
-    bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
-    return {section: find_class(path, section, bases[section]) for section, path in paths.items()}
 
 
 def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
-from kvt.run.config import BUILT, Config, RunConfig, find_classes
+from kvt.run.config import RunConfig
+from kvt.run.sections import BUILT, Config, find_classes
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from kvt.run.config import TRAINER
+from kvt.run.sections import TRAINER
 
 ABSENT = float("nan")
 """The value of a score that a run lacks. TensorBoard's table still has a column for the score."""
@@ -19,7 +19,7 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name in `kvt.run.cli.LOGGERS`, a Lightning logger, or a list of such names and loggers; True or None
+        setting: a name in `kvt.run.parser.LOGGERS`, a Lightning logger, or a list of such names and loggers; True or None
             is "tensorboard".
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from kvt.run.config import RunConfig, bare
-from kvt.system.errors import UserError
+from kvt.system.errors import UserError, first_mistake
 from kvt.system.files import read_json, read_yaml, regular
 from kvt.system.quoting import one_line
 
@@ -140,14 +140,6 @@ def ended(content: str | bytes, history: "pd.DataFrame | None", where: str) -> O
         config = _configuration(stored.config, where)
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, one_line(result.get("diverged", "")), result, history, config)
-
-
-def first_mistake(error: ValidationError) -> str:
-    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
-    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
-    mistakes = error.errors(include_url=False)
-    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
-    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])
 
 
 @contextmanager

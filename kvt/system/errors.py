@@ -150,3 +150,11 @@ def argument_names(cls: type) -> frozenset[str]:
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
     return frozenset(name.partition(".")[0] for name in added)
+
+
+def first_mistake(error: Any) -> str:
+    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
+    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
+    mistakes = error.errors(include_url=False)
+    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
+    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])

@@ -24,7 +24,7 @@ from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule
 
-Spec = dict  # type: ignore[type-arg]  # if values had a type, jsonargparse would parse their texts as YAML
+Spec = dict  # if values had a type, jsonargparse would parse their texts as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
 MODEL, SETTINGS = "model.safetensors", "config.json"
 """The files of `Task.save_pretrained`: the weights, and all other content."""

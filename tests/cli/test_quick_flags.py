@@ -5,8 +5,9 @@ from inspect import signature
 import pytest
 from lightning import Trainer
 
-from kvt.run.cli import TRAINER_DEFAULTS, parse_config
-from kvt.run.config import TRAINER, read_configs
+from kvt.run.config import read_configs
+from kvt.run.parser import TRAINER_DEFAULTS, parse_config
+from kvt.run.sections import TRAINER
 
 
 def test_defaults_of_the_trainer_are_lightnings():

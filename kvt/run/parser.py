@@ -1,0 +1,194 @@
+"""Parses the settings of a run, with their types from the signatures of the task, its data and the Trainer."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from inspect import signature
+from pkgutil import resolve_name
+from typing import Any, Literal, NoReturn
+
+import lightning as L
+from jsonargparse import ActionConfigFile, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
+from torch.optim import Optimizer
+
+from kvt.run.sections import BUILT, OTHERS, Config, find_classes
+from kvt.system.console import with_nearest
+from kvt.system.errors import UserError, argument_names, require_finite, require_positive, require_seed
+
+TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
+"""The Trainer settings for which kvt has other defaults than Lightning."""
+POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
+"""Trainer settings that must be positive. The Trainer accepts other values."""
+LOGGERS = ("tensorboard", "csv", "none")
+"""The names that --logger accepts."""
+LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
+HELP = {
+    "trainer.logger": """tensorboard, csv, none, or a list of these such as [tensorboard,csv], which write their files
+        into the run's folder; or a Lightning logger class such as WandbLogger, or a class of your own, with arguments
+        such as --logger.project kvt""",
+    "seed_everything": "seed of the split and of all randomness",
+    "compile": """whether to compile the model with torch.compile: training starts about a minute later, and each step
+        launches fewer kernels; on a GPU it uses CUDA graphs. Not available for translation""",
+    "threads": """number of CPU threads, at most the number of cores. Default: one for a model with less than a million
+        parameters, else torch's number. The number affects the last digits of results""",
+    "optimizer": """import path of the optimiser's class, such as torch.optim.AdamW or a class of your own; default:
+        Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task
+        sets the schedule""",
+    "ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
+}
+
+
+class Parser(LightningArgumentParser):
+    """A parser of the settings of a run, with full names, --model.lr, and short names, --lr. It raises UserError."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise UserError. For an unknown flag, the message suggests the most similar flag."""
+        raise UserError(with_nearest(" ".join(message.split()), self._option_string_actions)) from ex
+
+    def add_settings(self, classes: Mapping[str, Any]) -> None:
+        """Add the settings of the Trainer, of the task, of its data and of the optimiser, with short names."""
+        self.add_argument("--seed_everything", type=int, default=0, help=HELP["seed_everything"])
+        for section, cls in classes.items():
+            self.add_class_arguments(cls, section, fail_untyped=False, sub_configs=True)
+        self.link_arguments("data.spec", "model.spec", apply_on="instantiate")
+        if "seed" in argument_names(classes["data"]):
+            self.link_arguments("seed_everything", "data.seed")
+        self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"logger"})
+        self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
+        self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=HELP["trainer.logger"])
+        self.add_argument("--compile", type=bool, default=False, help=HELP["compile"])
+        self.add_argument("--threads", type=int | None, default=None, help=HELP["threads"])
+        skip: Any = {"params", "lr"}
+        how: Any = {"skip": skip, "required": False, "instantiate": False, "help": HELP["optimizer"]}
+        self.add_subclass_arguments(Optimizer, "optimizer", **how)
+        self.add_argument("--ckpt_path", type=str | None, default=None, help=HELP["ckpt_path"])
+        options = self._option_string_actions
+        for action in self._actions:
+            group, dot, name = action.dest.partition(".")
+            short = f"--{name}" if dot and "." not in name else "--seed" if group == "seed_everything" else None
+            if short and short not in options:
+                names = [short, f"{short}+"] if f"--{action.dest}+" in options else [short]
+                action.option_strings = [*names, *action.option_strings]
+                options |= dict.fromkeys(names, action)
+
+    def content(self, parsed: Namespace) -> Config:
+        """Return parsed settings by section, as plain data. Arguments of the optimiser are left out if default."""
+        content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
+        for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
+            content.get(section, content).pop(linked, None)
+        if content.get("optimizer"):
+            content["optimizer"] = without_defaults(content["optimizer"])
+        return content
+
+
+@cache
+def settings_parser(**classes: Any) -> Parser:
+    """Return a parser of the settings of a task, "model", and its data, "data"; a required setting may be missing."""
+    parser = Parser(exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_settings(classes)
+    for action in parser._actions:
+        action.required = False
+    return parser
+
+
+def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -> tuple[Namespace, Config]:
+    """Return parsed settings, and all settings in the form of config.yaml.
+
+    Args:
+        parser: the parser.
+        config: a configuration in the form of config.yaml; settings that it lacks get their defaults.
+        words: flags, which override the configuration.
+        trusted: False: the parser, which imports every class that a value names, does not read the settings of task and
+            data in `config`.
+    """
+    own = {name: config[name]["init_args"] for name in BUILT}
+    classes = find_classes({name: config[name]["class_path"] for name in BUILT})
+    parser = parser if trusted else settings_parser(**classes)
+    read = config | {name: own[name] if trusted else {} for name in BUILT}
+    parsed = parser.parse_args(["--config", json.dumps(read), *words])
+    content = {**{name: {} for name in BUILT}, **parser.content(parsed)}  # a class may have no arguments
+    if not trusted:
+        flags = parser.content(parser.parse_args(["--seed_everything=0", *words], defaults=False))
+        content |= {name: {**own[name], **flags.get(name, {})} for name in BUILT}
+    require_settings(content)
+    content |= {name: {"class_path": config[name]["class_path"], "init_args": content[name]} for name in BUILT}
+    return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
+
+
+def parse_config(config: Config, words: Sequence[str] = (), trusted: bool = True) -> Config:
+    """Return a configuration with the defaults of all settings that it lacks, and values of their declared types."""
+    parser = settings_parser(**find_classes({name: config[name]["class_path"] for name in BUILT}))
+    return parse(parser, config, words, trusted)[1]
+
+
+def parse_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+    """Return settings by section, with values of their declared types. `settings` has the names of flags, such as lr.
+
+    Raises UserError for an unknown name, and for a value of another type.
+    """
+    parser = settings_parser(**classes)
+    known = {option[2:]: action.dest for option, action in parser._option_string_actions.items()}
+    sections: Config = {}
+    for name, value in json.loads(json.dumps(settings, default=_plain)).items():
+        section, dot, setting = known.get(name, "").partition(".")
+        if dot:
+            sections.setdefault(section, {})[setting] = value
+        elif section in OTHERS:
+            sections[section] = value
+        else:
+            near = get_close_matches(name, [one for one in known if "." not in one], n=3, cutoff=0)
+            raise UserError(f"unknown setting {name!r}: the nearest are {', '.join(near)}")
+    parsed = parser.content(parser.parse_object({"seed_everything": 0, **sections}, defaults=False))
+    for section, values in parsed.items():
+        for name, value in values.items() if section in BUILT else ():  # the parser accepts None for every type
+            if value is None and default_settings(classes)[section].get(name) is not None:
+                raise UserError(f"{name}=None: expected a value")
+    return {name: parsed[name] for name in sections}
+
+
+def default_settings(classes: Mapping[str, Any]) -> Config:
+    """Return the defaults of all settings by section."""
+    parser = settings_parser(**classes)
+    return parser.content(parser.get_defaults())
+
+
+def without_defaults(named: Any) -> Any:
+    """Return a class, {"class_path": …, "init_args": …}, or a list of them, without arguments that equal defaults."""
+    if isinstance(named, list):
+        return [*map(without_defaults, named)]
+    given = named.get("init_args", {}).items()
+    makers = [vars(base).get("__init__") for base in reversed(resolve_name(named["class_path"]).__mro__)]
+    defaults = {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+    usual = json.loads(json.dumps({name: defaults[name] for name, _ in given if name in defaults}, default=_plain))
+    return named | {"init_args": {name: value for name, value in given if value != usual.get(name)}}
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy number or array as a Python number or list, and any other object as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def require_settings(sections: Mapping[str, Any]) -> None:
+    """Raise UserError for values that parser and Trainer accept, but not a run.
+
+    A run rejects numbers that are not finite or not positive, and strategies that kvt does not support.
+    """
+    require_seed(sections["seed_everything"])
+    trainer = sections["trainer"]
+    for section in (trainer, *(sections[name].get("init_args", sections[name]) for name in BUILT)):
+        require_finite(**{f"--{name}": value for name, value in section.items()})
+    given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections.get("threads")}
+    require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
+    if trainer.get("barebones"):
+        remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"
+        raise UserError(f"--barebones true: a run must log, and save its best weights: {remedy}")
+    strategy = str(trainer.get("strategy"))
+    if re.search("spawn|fork|notebook", strategy):
+        raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")
+    if re.search("ModelParallel|sharded|fsdp|deepspeed", strategy, re.IGNORECASE):
+        raise UserError(f"--strategy {strategy}: each process must hold the whole model: choose ddp")
