@@ -38,13 +38,6 @@ def plain(in_tmp_dir) -> Path:
     return Path("plain.ckpt")
 
 
-def test_a_checkpoint_of_a_plain_trainer_is_loaded_and_predicts(plain):
-    task = package.load(plain)
-    digits = torch.randint(10, (3, 6))
-    assert not task.training
-    assert torch.equal(task.predict(digits), task(digits).argmax(-1))
-
-
 def test_every_command_takes_it(plain, kvt):
     for command in ("validate", "test", "predict"):
         kvt(command, "--ckpt_path", str(plain))

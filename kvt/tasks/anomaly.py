@@ -109,7 +109,7 @@ class BackboneFeatures:
 
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
-        remedy = f"put {url} into {folder}, or give kvt run --weights FILE or --features FILE"
+        remedy = f"put {url} into {folder}, or pass a file of your own as weights or features"
         with network(f"{self.published} are missing or broken in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 
@@ -125,7 +125,7 @@ class BackboneFeatures:
             model.load_state_dict(state, assign=True)
         except Exception as error:  # a user's file may cause errors of many types
             reason = str(error).strip().rpartition("\n")[2].strip()
-            message = f"--weights {path} does not fit {self.backbone} ({reason:.100})"
+            message = f"weights={path} does not fit {self.backbone} ({reason:.100})"
             raise UserError(f"{message}: save the state_dict() of a {self.backbone} with torch.save") from error
         return model
 
@@ -270,7 +270,7 @@ class SetAnomalies(TaskData):
             images = open_images(dataset, self.data_dir, optional_path(root))
             self.source = BackboneFeatures(images, backbone, optional_path(weights), self.data_dir)
         elif root or weights:
-            raise UserError(f"features={features} replaces images and backbone: drop --root and --weights")
+            raise UserError(f"features={features} replaces images and backbone: drop root and weights")
         else:
             self.source = FeatureFile(user_path(features))
         self.spec = {"feature_dim": self.source.feature_dim, "set_size": set_size}

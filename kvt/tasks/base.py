@@ -2,8 +2,8 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from importlib import import_module
 from inspect import isabstract, isclass
 from itertools import chain
@@ -51,17 +51,12 @@ class Task(L.LightningModule, ABC):
     warmup: int = 0  # steps of linear warm-up
     schedule: str = "constant"  # a key of `kvt.tasks.schedules.SCHEDULES`
     model: nn.Module
-    means: MutableMapping[str, Mean]  # running means since the last record, by name, such as "val/loss"
 
     def __init__(self, spec: Spec | None = None, **rate: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.require_spec()
         self.monitored()
-        shapes = {name: (len(bins),) for name, bins in self.bins().items()}
-        averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
-        means = {f"{stage}/{name}": Mean(*shapes.get(name, ())) for stage, name in averaged}
-        self.means = nn.ModuleDict(means)  # type: ignore[assignment]
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
         self.logged_step = 0  # the training step at which training metrics were last logged
         self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None: no run of kvt
@@ -83,6 +78,17 @@ class Task(L.LightningModule, ABC):
         if found is None or found.better is None:
             raise UserError(f"{cls.__name__}.monitor is {cls.monitor}: metrics needs Metric({name!r}, better=…)")
         return found
+
+    @cached_property
+    def means(self) -> dict[str, Mean]:
+        """Running means since the last record, by name, such as "val/loss".
+
+        A dict keeps them out of the summary of the model.
+        """
+        shapes = {name: (len(bins),) for name, bins in self.bins().items()}
+        averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
+        with self.device:
+            return {f"{stage}/{name}": Mean(*shapes.get(name, ())) for stage, name in averaged}
 
     def require_spec(self) -> None:
         """Raise UserError if the task has a `spec` that lacks a key of `required_spec`."""
@@ -232,17 +238,17 @@ class Task(L.LightningModule, ABC):
                 made = f"{type(self).__name__} was made with another {name} than the data"
                 raise UserError(f"{made}: use data with the {name} of the model")
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Return a dict of columns of predictions.csv; default: "target" is batch[1], "prediction" is the output."""
         return {"target": batch[1], "prediction": self(*self.inputs(batch))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._step("train", batch)["loss"]
 
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         return self._step("val", batch)
 
-    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         return self._step("test", batch)
 
     @property
@@ -263,7 +269,7 @@ class Task(L.LightningModule, ABC):
         for one in self.trainer.optimizers:
             if hasattr(one, "train") and hasattr(one, "eval"):
                 modes = "kvt does not switch its weights from train() to eval()"
-                raise UserError(f"--optimizer {type(one).__name__}: {modes}: choose an optimiser without modes")
+                raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of a batch, scaled so that a training step uses the mean gradient of its batches.
@@ -329,8 +335,8 @@ class Task(L.LightningModule, ABC):
     def _means(self, stage: str) -> Iterator[tuple[Metric, Mean]]:
         """Yield the metrics of a stage with their running means."""
         for metric in self.metrics:
-            if (name := f"{stage}/{metric.name}") in self.means:
-                yield metric, self.means[name]
+            if (mean := self.means.get(f"{stage}/{metric.name}")) is not None:
+                yield metric, mean if mean.device == self.device else mean.to(self.device)
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
         computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
@@ -378,7 +384,8 @@ def class_path(cls: type) -> str:
 
 def as_config(made: Any) -> dict[str, Any]:
     """Return class and arguments of a task, or of its data, as in config.yaml."""
-    given = {name: value for name, value in made.hparams.items() if name not in ("spec", "seed", "content")}
+    other = ("spec", "seed", "content", "_instantiator", "_class_path")  # LightningCLI adds the last two
+    given = {name: value for name, value in made.hparams.items() if name not in other}
     return {"class_path": class_path(type(made)), "init_args": given}
 
 
@@ -438,7 +445,7 @@ class Classification(Task):
         inputs = inputs.to(self.device)
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Return a dict of targets, most probable classes, and the probabilities of these classes."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)

@@ -46,7 +46,7 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
 
 
 def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
-    """Raise UserError, with --attn in the message, if an output of `predict` depends on a later symbol.
+    """Raise UserError, with `attn` in the message, if an output of `predict` depends on a later symbol.
 
     `predict` must call `model`. The function tests with sequences of at most `length` symbols. A symbol is a number
     from 0 to `symbols` − 1.
@@ -54,7 +54,7 @@ def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tens
     tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
     with eval_mode(model):
         if leaks_future(predict, tokens):
-            raise UserError(f"--attn {attn}: attends to later tokens: make the attention respect `causal`")
+            raise UserError(f"attn={attn} attends to later tokens: make the attention respect `causal`")
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:

@@ -262,7 +262,7 @@ class ImageTask(BlockTask, Classification):
             )
         return super().predict(images)
 
-    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Return names of targets and of most probable classes, and their probabilities; "" for an unknown target."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}

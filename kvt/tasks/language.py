@@ -397,9 +397,7 @@ class TextTokens(TextData):
         separator = (separator or "").replace("\r\n", "\n") or None
         path = optional_path(text) or LIBRARY
         if is_hub(path) and (separator or pattern != "*"):
-            raise UserError(
-                f"--text {text}: every row is a document: drop --separator and --pattern, which are for files"
-            )
+            raise UserError(f"text={text}: every row is a document: drop separator and pattern, which are for files")
         self.corpus = HubCorpus(path) if is_hub(path) else Corpus(path, pattern, separator)
         name = base_name(str(path)) if is_hub(path) else path.stem
         self.task_name = f"language_model_{name}" if text else "language_model"
@@ -435,7 +433,7 @@ class TextTokens(TextData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         file = TokenFile(self.corpus, self.tokens, self.data_dir)
         stream, self.content = file.load(), file.content
-        self.note_left_out(f"--text {self.corpus.root}", file.left_out)
+        self.note_left_out(f"text={self.corpus.root}", file.left_out)
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1 or self.are_others:
             return {"val": self._rows(stream, documents, 0, len(stream))}
@@ -449,7 +447,7 @@ class TextTokens(TextData):
         splits = {split: self._rows(stream, documents, *part) for split, part in parts.items()}
         if not all(len(starts) for starts, *_ in splits.values()):
             found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
-            remedy = f"add files, or give a --separator, or choose a greater --val_size than {self.val_size}"
+            remedy = f"add files, or give a separator, or choose a greater val_size than {self.val_size}"
             raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs a document in each split: {remedy}")
         return dict(splits)
 
@@ -509,7 +507,7 @@ class LanguageTask(BlockTask, Classification):
         """Return the number of tokens in a batch, also if the model is masked and predicts only some tokens."""
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, list[str]]:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
         """Return texts for each window: its tokens, the targets, and the most likely tokens at the targets' positions.
 
         For a masked model, the window has `<mask>` at masked positions, and the targets are the masked tokens.
@@ -534,7 +532,7 @@ class LanguageTask(BlockTask, Classification):
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
             raise UserError(
-                f"--prompt: {len(tokens)} tokens: pass from 2 to {longest} tokens, the length of the window"
+                f"the prompt has {len(tokens)} tokens: pass from 2 to {longest} tokens, the length of the window"
             )
         batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
         return batch, batch

@@ -1,7 +1,7 @@
 """Descriptions of tasks' metrics, which logs, tables, figures and the choice of the best checkpoint use."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torchmetrics
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvt.system.errors import UserError
 
@@ -111,17 +111,12 @@ class Mean(torchmetrics.Metric):
         self.add_state("weight", torch.zeros(shape, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, weight: float | Tensor) -> None:
-        # in place, because an assignment to an attribute of a metric is slow
-        self.total.add_(total)
-        self.weight.add_(weight)
+        # not in place: a state from `trainer.validate`, in inference mode, could not be updated in training
+        self.total = self.total + total
+        self.weight = self.weight + weight
 
     def compute(self) -> Tensor:
         return self.total / self.weight
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        # moves to the model's device, but never changes to the model's data type
-        device = fn(torch.empty(0, device=self.device)).device
-        return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
 
 def by_bin(values: Tensor, bins: Tensor, count: int) -> tuple[Tensor, Tensor]:

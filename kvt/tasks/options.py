@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import lightning as L
 from torch import nn
 
 from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
@@ -28,6 +29,7 @@ class BlockTask(Task):
 
     Args:
         spec: `TaskData.spec`, plain values that the model needs from the data. Commands of kvt pass this argument.
+            Default: the `spec` of the Trainer's data, with which the model is made before training or evaluation.
         attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. In the formulas, α is
             the scale of the score, g a gain, c a bias of the keys, and R a rotation. A hat marks a normalised vector.
         attn_kwargs: further arguments of the attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
@@ -74,6 +76,19 @@ class BlockTask(Task):
         self.blocks: dict[str, Any] = {"depth": depth, "dropout": dropout, "style": style}
         self.match, self.expansion = match, expansion
         self.build(spec)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Make the model for the Trainer's data if the task was made without `spec`.
+
+        Lightning calls `setup` too late: callbacks that average or prune weights copy the model in their own `setup`.
+        """
+        if not hasattr(self, "model"):
+            self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
+            if self.hparams["spec"] is None:
+                raise UserError(f"{type(self).__name__} needs spec=data.spec, or a Trainer with the data module of kvt")
+            self.require_spec()
+            self.build(self.hparams["spec"])
+        return []
 
     def build(self, spec: Mapping[str, Any] | None) -> None:
         """Make the model for the `spec` of the data; without it, do nothing."""

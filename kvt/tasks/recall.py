@@ -427,7 +427,7 @@ class RecallTask(BlockTask, Classification):
             self.trainer.should_stop = True
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
         """Return three texts for every sequence: its symbols, the right answers in order, and the model's answers."""
         symbols, answers, _ = batch
         predicted = self(symbols).argmax(-1)

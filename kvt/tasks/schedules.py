@@ -18,11 +18,11 @@ def total_steps(task: L.LightningModule) -> int:
     """Return the number of optimiser steps of the run; raise UserError if the run has no fixed length."""
     steps = task.trainer.estimated_stepping_batches
     if steps == math.inf:
-        remedy = "pass --max_epochs or --max_steps (--max_time may still end the run), or --schedule constant"
-        raise UserError(f"--max_epochs -1: the learning-rate schedule spans all steps of the run: {remedy}")
+        remedy = "give the Trainer max_epochs or max_steps (max_time may still end the run), or use schedule=constant"
+        raise UserError(f"max_epochs=-1: schedule={task.schedule} spans all steps of the run: {remedy}")
     if steps < 1:
-        flags = "--max_steps, --max_epochs, --limit_train_batches"
-        raise UserError(f"the learning-rate schedule needs at least one step: check {flags}")
+        limits = "max_steps, max_epochs, limit_train_batches"
+        raise UserError(f"the learning-rate schedule needs at least one step: check the Trainer's {limits}")
     return int(steps)
 
 
@@ -92,7 +92,7 @@ class OneCycle(OneCycleLR):
         """Restore the number of past steps; raise UserError if the whole schedule has fewer steps."""
         if (step := state_dict["last_epoch"]) > self.total_steps:
             cycle = f"the run has taken {step} steps, but its one_cycle schedule has {self.total_steps}"
-            raise UserError(f"{cycle}: raise --max_epochs or --max_steps")
+            raise UserError(f"{cycle}: raise max_epochs or max_steps")
         own = {name: value for name, value in self.state_dict().items() if name in ("total_steps", "_schedule_phases")}
         super().load_state_dict({**state_dict, **own})
 
@@ -143,7 +143,7 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
     if warmup < 0:
         raise UserError(f"warmup={warmup} must be 0 or more")
     if warmup and schedule in NO_WARMUP:
-        raise UserError(f"schedule={schedule} has no warm-up: pass --warmup 0, or choose another schedule")
+        raise UserError(f"schedule={schedule} has no warm-up: pass warmup=0, or choose another schedule")
 
 
 def warmup_note(task: Any) -> dict[str, str]:

@@ -191,10 +191,10 @@ class SentencePairs(TaskData):
             count = f"{len(faults):,} of {sum(map(len, pairs.values())) + len(faults):,} pairs"
             if not self.drop_pairs:
                 some = "; ".join(faults[:3]) + "; …" * (len(faults) > 3)
-                remedy = "correct these lines in both files, or leave such pairs out with --drop_pairs true"
+                remedy = "correct these lines in both files, or leave such pairs out with drop_pairs=true"
                 raise UserError(f"{count} cannot be used: {some}: {remedy}")
             if empty := [split for split, kept in pairs.items() if not kept]:
-                raise UserError(f"--drop_pairs true leaves no pair in the {empty[0]} split: {faults[0]}")
+                raise UserError(f"drop_pairs=true leaves no pair in the {empty[0]} split: {faults[0]}")
             self.notes["dropped_pairs"] = f"{count}: " + ", ".join(f"{n:,} of {split}" for split, n in dropped.items())
         return pairs
 
@@ -220,7 +220,7 @@ class SentencePairs(TaskData):
     def _fault(self, words: SpacedTokens) -> str:
         """Return the reason why a sentence cannot be used; "" if there is no reason."""
         length = len(words) + 2
-        too_long = f"has {length} tokens with <bos> and <eos>, more than --max_len {self.max_len}"
+        too_long = f"has {length} tokens with <bos> and <eos>, more than max_len={self.max_len}"
         return "is empty" if not words else too_long if length > self.max_len else ""
 
     def _words(self, split: str) -> list[list[SpacedTokens]]:
@@ -238,7 +238,7 @@ def read_pairs(source: Path, target: Path) -> Pairs:
 
 
 def _lines(path: Path) -> list[str]:
-    text = read_text(path, "add the file, or choose other languages or another --root")
+    text = read_text(path, "add the file, or choose other languages or another root")
     # str.splitlines also splits at characters such as U+2028, so that the two files would not match
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
@@ -412,7 +412,7 @@ class TranslationTask(BlockTask):
         require_causal(self.hparams["attn"], self.model, predict, length, len(self.target_vocabulary.vocab))
         with eval_mode(self.model):
             if outputs_differ(predict(target[None]), predict(target[None], longer)):
-                raise UserError(f"--attn {self.hparams['attn']}: attends to padding: make the attention respect `mask`")
+                raise UserError(f"attn={self.hparams['attn']} attends to padding: make the attention respect `mask`")
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return batch[0], batch[1][:, :-1]  # the last token has no next token to predict
@@ -428,7 +428,7 @@ class TranslationTask(BlockTask):
     def num_predictions(self, batch: Batch) -> Tensor:
         return (batch[1][:, 1:] != PAD_ID).sum()
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, list[str]]:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
         """Return a dict of source sentences, reference translations and the model's translations, as text."""
         sources, references = zip(*self._pairs("test", batch[2].tolist()), strict=True)
         translations = [self._text(row) for row in self._translate(unpadded(batch[0]))]
@@ -528,7 +528,7 @@ def text_scores(translations: Sequence[str], references: Sequence[str], language
     try:
         bleu = BLEU(trg_lang=code, tokenize="char" if code in UNSPACED else None)
     except RuntimeError as error:
-        raise UserError(f'--target {language}: BLEU needs a word tokenizer: pip install "sacrebleu[{code}]"') from error
+        raise UserError(f'target={language}: BLEU needs a word tokenizer: pip install "sacrebleu[{code}]"') from error
     metrics = {"bleu": bleu, "chrf": CHRF()}
     scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
     return {name: (score, str(metrics[name].get_signature())) for name, score in scores.items()}

@@ -56,7 +56,7 @@ def test_the_signature_says_what_counts_as_a_word(language, words):
 @pytest.mark.parametrize("language", ["ja", "ko"])
 def test_a_package_that_words_need_is_named(monkeypatch, language):
     monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
-    with pytest.raises(UserError, match=rf'--target {language}: .*: pip install "sacrebleu\[{language}\]"'):
+    with pytest.raises(UserError, match=rf'target={language}: .*: pip install "sacrebleu\[{language}\]"'):
         text_scores([""], [""], language)
 
 

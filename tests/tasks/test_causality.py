@@ -158,7 +158,7 @@ def tasks(attn: type | str, length: int = 12) -> list[Task]:
 @pytest.mark.parametrize("attn", [Mean, NextOne])
 def test_an_attention_that_uses_later_tokens_is_refused(attn):
     for task in tasks(attn):
-        with pytest.raises(UserError, match=f"--attn {__name__}.{attn.__name__}: .*`causal`"):
+        with pytest.raises(UserError, match=f"attn={__name__}.{attn.__name__} .*`causal`"):
             task.check_causality()
 
 
@@ -166,7 +166,7 @@ def test_an_attention_that_uses_padding_is_refused_where_there_is_some():
     *language_models, translator = tasks(NoMask)
     for task in language_models:
         task.check_causality()
-    with pytest.raises(UserError, match=f"--attn {__name__}.NoMask: .*`mask`"):
+    with pytest.raises(UserError, match=f"attn={__name__}.NoMask .*`mask`"):
         translator.check_causality()
 
 

@@ -69,7 +69,7 @@ def test_a_wrong_name_is_told_with_the_flag_and_the_choices(name, setting):
         ({"smoothing": 1.0}, "smoothing=1.0"),
         ({"warmup": -1}, "warmup=-1"),
         ({"warmup": 0, "schedule": "inverse_sqrt"}, "warmup=0"),
-        ({"warmup": 5, "schedule": "one_cycle"}, "schedule=one_cycle has no warm-up: pass --warmup 0"),
+        ({"warmup": 5, "schedule": "one_cycle"}, "schedule=one_cycle has no warm-up: pass warmup=0"),
         ({"schedule": "noam"}, "unknown schedule 'noam'"),
         ({"schedule": "multistep"}, "unknown schedule 'multistep'"),
     ],

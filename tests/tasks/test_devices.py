@@ -35,6 +35,7 @@ def two_steps(name, attn="kv", autocast=False, **gpu):
     task, found = small_task(name, attn=attn), []
     with fake_gpu(autocast, **gpu):
         task.to(GPU)
+        assert {mean.device for mean in task.means.values()} == {GPU}
         batch = [tensor.to(GPU) for tensor in small_batch(name)]
         for _ in range(2):
             with Calls() as step:

@@ -124,7 +124,7 @@ def test_published_weights_lie_where_torchvision_keeps_them_and_see_what_own_one
     own, published = (backbone_features(images, path, "googlenet") for path in (tmp_path / "mine.pth", None))
     folder = tmp_path / "torch" / "hub" / "checkpoints"
     message = user_error(published.prepare)
-    for words in ("IMAGENET1K_V1", "no network", f"put {published.published.url} into {folder}", "--weights"):
+    for words in ("IMAGENET1K_V1", "no network", f"put {published.published.url} into {folder}", "weights"):
         assert words in message
     there = publish(published, tmp_path / "mine.pth", monkeypatch)
     published.prepare()

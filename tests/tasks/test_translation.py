@@ -169,8 +169,8 @@ def test_all_sentences_that_cannot_be_used_are_told_at_once(root, tmp_path):
         SentencePairs(source="en", target="de", root=str(spoiled(root, tmp_path)), max_len=20).setup("fit")
     assert str(told.value) == (
         f"5 of 36 pairs cannot be used: {tmp_path}/train.en, line 3 is empty; {tmp_path}/train.en, line 4 is empty; "
-        f"{tmp_path}/train.de, line 5 has 21 tokens with <bos> and <eos>, more than --max_len 20; …: "
-        "correct these lines in both files, or leave such pairs out with --drop_pairs true"
+        f"{tmp_path}/train.de, line 5 has 21 tokens with <bos> and <eos>, more than max_len=20; …: "
+        "correct these lines in both files, or leave such pairs out with drop_pairs=true"
     )
 
 
