@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, cast
 
 from torch import nn
@@ -55,11 +56,15 @@ class AttentionFactory:
         self.attn, self.attention_class = attn, find_attention(attn)
         self.setting = {key: value for key, value in setting.items() if value is not None}
         takes = keyword_arguments(self.attention_class)
-        for key in attn_kwargs or {}:
+        makers = [vars(base).get("__init__") for base in reversed(self.attention_class.__mro__)]
+        defaults = {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+        for key, value in (attn_kwargs or {}).items():
             if key in FIXED:
                 raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
+            if isinstance(value, bool) != isinstance(defaults[key], bool):  # "no" would act as true, and true as 1
+                raise UserError(f"attn_kwargs: {key}={value!r} must be of the type of {defaults[key]!r}, the default")
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:

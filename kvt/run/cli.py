@@ -9,9 +9,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.parser import Parser, parse
+from kvt.run.parser import Parser, parse, settings_parser
 from kvt.run.sections import BUILT, Config, find_classes
-from kvt.system.errors import UserError
 from kvt.system.hardware import tune
 
 
@@ -65,10 +64,8 @@ class KvtCLI(LightningCLI):
         if self.checkpoint is None:
             self.config_init = self.parser.instantiate_classes(self.config)
             self.datamodule, self.model = self.config_init.data, self.config_init.model
-            if self.datamodule.only_predict:
-                raise UserError(self.datamodule.only_predict)
         else:
-            self.config_init = self.parser.instantiate_classes(Namespace(trainer=self.config.trainer))
+            self.config_init = settings_parser().instantiate_classes(Namespace(trainer=self.config.trainer))
             self.datamodule, self.model = self.checkpoint.build(self.run_config)
         self.model.run_config = self.run_config.as_dict()
 

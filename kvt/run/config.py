@@ -198,7 +198,7 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 
     paths = {"model": model, "data": data}
     sections = default_settings(find_classes(paths))
-    parts = {name: {"class_path": path, "init_args": sections[name]} for name, path in paths.items()}
+    parts = {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in paths.items()}
     flat = RunConfig(**sections | parts).flat
     return MappingProxyType({name: flat[name] for name in flat if name != "seed" and not name.endswith(".class")})
 

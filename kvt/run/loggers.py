@@ -19,8 +19,8 @@ def make_loggers(setting: Any, run: Path, purge_step: int | None = None) -> list
     """Return the loggers that `--logger` asks for.
 
     Args:
-        setting: a name in `kvt.run.parser.LOGGERS`, a Lightning logger, or a list of such names and loggers; True or None
-            is "tensorboard".
+        setting: a name in `kvt.run.parser.LOGGERS`, a Lightning logger, or a list of such names and loggers; True or
+            None is "tensorboard".
         run: the run's folder, lightning_logs/<task>/<attn>/version_N.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
             the run logged before, and the CSV loses the rows. None: the run is new.

@@ -54,9 +54,10 @@ class Parser(LightningArgumentParser):
         self.add_argument("--seed_everything", type=int, default=0, help=HELP["seed_everything"])
         for section, cls in classes.items():
             self.add_class_arguments(cls, section, fail_untyped=False, sub_configs=True)
-        self.link_arguments("data.spec", "model.spec", apply_on="instantiate")
-        if "seed" in argument_names(classes["data"]):
-            self.link_arguments("seed_everything", "data.seed")
+        if classes:
+            self.link_arguments("data", "model.spec", spec_of, apply_on="instantiate")
+            if "seed" in argument_names(classes["data"]):
+                self.link_arguments("seed_everything", "data.seed")
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"logger"})
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
         self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=HELP["trainer.logger"])
@@ -85,9 +86,20 @@ class Parser(LightningArgumentParser):
         return content
 
 
+def spec_of(data: Any) -> Any:
+    """Return the `spec` of data; raise UserError if a model cannot be trained on the data."""
+    if data.only_predict:
+        raise UserError(data.only_predict)
+    return data.spec
+
+
 @cache
 def settings_parser(**classes: Any) -> Parser:
-    """Return a parser of the settings of a task, "model", and its data, "data"; a required setting may be missing."""
+    """Return a parser of the settings of a run; a required setting may be missing.
+
+    `classes` has the class of the task, "model", and of its data, "data". Without classes, the run has no settings of
+    these.
+    """
     parser = Parser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_settings(classes)
