@@ -106,10 +106,10 @@ def test_a_name_of_no_class_of_ours_is_not_imported(own, mistake, section):
     for module in ("5", "['own_code']", "kvt_evil", "qkv"):
         Path(f"{module}.py").write_text(OWN)
     for name in [*NO_CLASSES, *bare]:
-        holder, key = (
-            (checkpoint["hyper_parameters"], "attn") if section == "attn" else (checkpoint, f"{section}_class")
-        )
-        holder[key] = name
+        if section == "attn":
+            checkpoint["config"]["model"]["init_args"]["attn"] = name
+        else:
+            checkpoint["config"][section]["class_path"] = name
         torch.save(checkpoint, "x.ckpt")
         assert "x.ckpt" in mistake(use("validate")), name
         assert not Path("imported").exists(), name
@@ -139,7 +139,7 @@ def test_a_resumed_run_deletes_nothing_that_its_checkpoint_names(experiment, cal
     path, score = str(run_folder / name), torch.tensor(-1.0)
     state |= {"best_model_path": path, "kth_best_model_path": path, "best_k_models": {path: score}}
     state |= {"best_model_score": score, "kth_value": score, "current_score": score, "dirpath": str(last.parent)}
-    checkpoint["trainer"]["max_epochs"] = 4
+    checkpoint["config"]["trainer"]["max_epochs"] = 4
     torch.save(checkpoint, last)
     with suppress(SystemExit):
         run(lambda: run_words(["fit", "--ckpt_path", str(last), *QUIET]))
