@@ -101,7 +101,10 @@ def _run_flags(
     if flags.resume is not None:
         if given := [name for name in ("config", "ckpt_path", *BUILT) if getattr(flags, name)]:
             raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings: drop --{given[0]}")
-        flags.config = [str(run_folder(flags.resume, "--resume ") / "config.yaml")]
+        folder = run_folder(flags.resume, "--resume ")
+        if (last := last_checkpoint(folder)).is_file():
+            _ = Checkpoint(last, flag="--resume").saved  # an older version may have made the run
+        flags.config = [str(folder / "config.yaml")]
     elif choices:
         chosen = getattr(flags, option) if option else None
         if chosen or flags.ckpt_path is None:  # otherwise the checkpoint names the task

@@ -16,7 +16,7 @@ from kvt.run.run import fit
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
 from kvt.system.console import user_error
-from kvt.system.errors import UserError, argument_names, resource_limit_message
+from kvt.system.errors import argument_names, resource_limit_message
 from kvt.system.hardware import environment
 from kvt.system.quoting import one_line
 
@@ -29,11 +29,9 @@ class Job:
 
 
 def saved_steps(folder: Path) -> int:
-    """Return the number of training steps in a run's last.ckpt; 0 if the run cannot resume from this file."""
-    with suppress(UserError):
-        checkpoint = Checkpoint(last_checkpoint(folder))
-        return checkpoint.continues * checkpoint.step
-    return 0
+    """Return the number of training steps in a run's last.ckpt; 0 if the file does not exist."""
+    last = last_checkpoint(folder)
+    return Checkpoint(last).step if last.is_file() else 0
 
 
 def write_failure(job: Job, error: str, trace: str = "") -> Outcome:

@@ -134,7 +134,7 @@ ROWS = [
     ("run anomaly --features junk.pt", "junk.pt"),
     ("run cifar10 --root nowhere", "nowhere"),
     ("run translation --root nowhere", "nowhere"),
-    *((f"run {task} --data_dir empty", "empty", "--data_dir") for task in ("mnist", "cifar10", "anomaly")),
+    *((f"run {task} --data_dir empty", "empty", "--data_dir", "--root") for task in ("mnist", "cifar10", "anomaly")),
     *((f"run {task} --data_dir empty", "empty", "--data_dir") for task in ("characters", "translation")),
     # classes: absent, or of another kind
     ("run reverse --model nowhere.Task", "nowhere"),

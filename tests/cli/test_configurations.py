@@ -1,18 +1,35 @@
-"""Short flags stand for full flags."""
+"""Short flags stand for full flags, and what --print_config prints is the configuration that it was printed for."""
 
 from inspect import signature
+from pathlib import Path
 
 import pytest
 from lightning import Trainer
 
-from kvt.run.config import read_configs
+from kvt.cli.lightning_cli import run_words
+from kvt.run.config import RunConfig, read_configs
 from kvt.run.parser import TRAINER_DEFAULTS, parse_config
 from kvt.run.sections import TRAINER
+from kvt.system.files import CONFIGS, yaml_names
 
 
 def test_defaults_of_the_trainer_are_lightnings():
     usual = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()} | TRAINER_DEFAULTS
     assert {name: usual[name.removeprefix("trainer.")] for name in TRAINER} == TRAINER
+
+
+@pytest.mark.parametrize("name", yaml_names(CONFIGS))
+def test_the_printed_configuration_is_the_same_configuration(name, in_tmp_dir, capsys):
+    flags = "--attn qkv --attn_kwargs.kv_heads 1 --lr 1e-05 --seed 3 --max_time 00:01:00:00 --logger [csv]"
+    words = [*flags.split(), *["--optimizer", "AdamW", "--optimizer.weight_decay", ".1", "--callbacks+=Timer"]]
+    run_words(["fit", "--config", name, *words, "--print_config"])
+    Path("printed.yaml").write_text(printed := capsys.readouterr().out)
+    run_words(["fit", "--config", "printed.yaml", "--print_config"])
+    assert capsys.readouterr().out == printed
+    made = RunConfig(**parse_config(read_configs([name]), words))
+    assert RunConfig.from_yaml("printed.yaml") == made
+    assert (made.model["init_args"]["lr"], made.seed_everything) == (1e-5, 3)
+    assert made.optimizer["init_args"]["weight_decay"] == 0.1
 
 
 @pytest.mark.parametrize(
