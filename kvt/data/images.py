@@ -258,7 +258,8 @@ class KnownSource:
         """Download and unpack files that are missing or broken; several processes may call `prepare` at once."""
         images = self.data_dir / self.name
         own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
-        remedy = f"put new copies of {', '.join(self._set.files)} there, or {own}, or {ELSEWHERE}, or name your own images with --root"
+        remedy = f"put new copies of {', '.join(self._set.files)} there, or {own}, or {ELSEWHERE}"
+        remedy += ", or name your own images with --root"
         with network(f"{self.name} is missing or broken in {self._folder}", remedy):
             once(self.data_dir, self._is_whole, self._fetch)
 
