@@ -15,7 +15,6 @@ from torch import Tensor
 from kvt.run.lightning_internals import OutsideSteps
 from kvt.run.load_checkpoint import read_checkpoint
 from kvt.run.recorder import Recorder
-from kvt.run.start import StartRun
 from kvt.system.errors import UserError
 from kvt.system.files import atomically
 from kvt.system.quoting import shell_word
@@ -41,20 +40,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class RunCheckpoint(OutsideSteps, ModelCheckpoint):
-    """A `ModelCheckpoint` with a fixed file name, in the folder of the run that `claim`, a `StartRun`, has made."""
-
-    def __init__(self, claim: StartRun, **settings: Any) -> None:
-        self.claim = claim
-        super().__init__(enable_version_counter=False, **settings)
+    """A `ModelCheckpoint` with a fixed file name."""
 
     @cached_property
     def state_key(self) -> str:  # cached, because the Trainer reads the key in every step
         return super().state_key
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self.claim.folder:
-            self.dirpath = str(self.claim.folder.checkpoints)
-        super().setup(trainer, pl_module, stage)
 
 
 class BestCheckpoint(RunCheckpoint):
@@ -64,10 +54,11 @@ class BestCheckpoint(RunCheckpoint):
     `ModelCheckpoint` would forget it.
     """
 
-    def __init__(self, claim: StartRun, recorder: Recorder, task: Task) -> None:
+    def __init__(self, recorder: Recorder, task: Task) -> None:
         self.recorder = recorder
         mode = {"more": "max", "less": "min"}[str(task.monitored().better)]
-        super().__init__(claim, monitor=task.monitor, mode=mode, filename="best", save_on_train_epoch_end=False)
+        how: Any = {"save_on_train_epoch_end": False, "enable_version_counter": False}
+        super().__init__(monitor=task.monitor, mode=mode, filename="best", **how)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score if best.ckpt is in the run's folder. Paths in `state_dict` have no effect."""
@@ -103,8 +94,9 @@ class LastCheckpoint(RunCheckpoint):
         validates: whether the run validates. A run without validation saves last.ckpt after every epoch.
     """
 
-    def __init__(self, claim: StartRun, validates: bool) -> None:
-        super().__init__(claim, filename="last", save_on_train_epoch_end=not validates, save_on_exception=True)
+    def __init__(self, validates: bool) -> None:
+        how: Any = {"save_on_train_epoch_end": not validates, "enable_version_counter": False}
+        super().__init__(filename="last", save_on_exception=True, **how)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore nothing, because last.ckpt has the same path in every run."""

@@ -1,77 +1,17 @@
 """The folder of a run, lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import yaml
 from filelock import FileLock, Timeout
 
 from kvt.system.errors import UserError
-from kvt.system.files import user_path, write_atomically
-
-if TYPE_CHECKING:
-    from kvt.run.config import RunConfig
+from kvt.system.files import user_path
 
 LOCK = ".lock"
 IN_USE = "run is locked by another process: wait for it, or stop it"
-
-
-class RunFolder:
-    """The folder of a run, which only one process at a time may use.
-
-    Args:
-        path: path of the folder. If the folder does not exist, it is created.
-        made: the folders that this process has created for the run. Default: the run's folder and its parent folders,
-            as far as they do not exist yet.
-
-    Raises:
-        UserError: another process uses the folder.
-    """
-
-    def __init__(self, path: Path, made: Sequence[Path] | None = None) -> None:
-        self.path = path
-        self._made = _missing(path) if made is None else made  # the innermost folder is first
-        path.mkdir(parents=True, exist_ok=True)
-        self._before = {*path.iterdir()}
-        self._held = ExitStack()
-        try:
-            self._held.enter_context(locked(path))
-        except Timeout as error:
-            raise UserError(f"{path}: {IN_USE}") from error
-        except NotImplementedError:
-            pass  # a file system without locks
-        for leftover in (*path.glob("*.tmp"), *self.checkpoints.glob("*.ckpt.*.tmp")):  # files of a killed process
-            leftover.unlink(missing_ok=True)
-
-    @classmethod
-    def new(cls, parent: Path) -> "RunFolder":
-        """Make the folder parent/version_N with the next free N. Two runs that start at once get different folders."""
-        missing = _missing(parent)
-        path = parent / f"version_{claim_version(parent)}"
-        return cls(path, [path, *missing])
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    def write_config(self, config: "RunConfig") -> None:
-        """Write config.yaml, unless the folder has one."""
-        path = self.path / "config.yaml"
-        if not path.exists():
-            write_atomically(path, yaml.safe_dump(config.as_dict(), sort_keys=False))
-
-    def release(self) -> None:
-        self._held.close()
-
-    def discard(self) -> None:
-        """Remove files that are newer than this object from the folder, and empty folders that this process made."""
-        with suppress(OSError):  # the disk fails, or a folder contains other runs
-            _remove({*self.path.iterdir()} - self._before)
-            for folder in self._made:
-                folder.rmdir()
 
 
 @contextmanager
@@ -92,16 +32,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 def empty(folder: Path) -> None:
     """Delete all files in a run's folder except the lock."""
-    _remove(path for path in folder.iterdir() if path.name != LOCK)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _missing(path: Path) -> list[Path]:
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def is_in_use(folder: Path) -> bool:
@@ -143,12 +76,12 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     return folder if (folder / "config.yaml").is_file() else None
 
 
-def claim_version(parent: Path) -> int:
-    """Make the folder parent/version_N with the next free N, and return N."""
+def new_folder(parent: Path) -> Path:
+    """Make the folder parent/version_N with the next free N. Two runs that start at once get different folders."""
     taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
     while True:
         with suppress(FileExistsError):  # another run may have just made this folder
-            (parent / f"version_{number}").mkdir(parents=True)
-            return number
+            (path := parent / f"version_{number}").mkdir(parents=True)
+            return path
         number += 1

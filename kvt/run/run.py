@@ -1,23 +1,23 @@
 """Builds data, task and Trainer of a run from a configuration, and trains, validates, tests or predicts."""
 
 import os
-import re
 import signal
 import sys
-import traceback
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
 from typing import Any, NoReturn
 
 import lightning as L
 import torch
+import yaml
+from filelock import Timeout
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -28,24 +28,19 @@ from kvt.run.callbacks import EndRun, ProgressBar
 from kvt.run.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
-from kvt.run.folder import RunFolder, last_checkpoint, run_of_checkpoint
+from kvt.run.folder import IN_USE, last_checkpoint, locked, new_folder, run_of_checkpoint
 from kvt.run.lightning_internals import load_only_named_checkpoints
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.loggers import hyperparameters, make_loggers
 from kvt.run.pictures import Shown
 from kvt.run.recorder import Recorder, Row
-from kvt.run.start import StartRun
 from kvt.system.console import Stopped, say, silence_libraries, table
-from kvt.system.errors import UserError, resource_limit_message
-from kvt.system.files import read_json, require_folder, user_path
+from kvt.system.errors import UserError
+from kvt.system.files import read_json, require_folder, user_path, write_atomically
 from kvt.system.hardware import use_threads
 from kvt.system.quoting import one_line, printable, shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.schedules import warmup_note
-
-# error messages of gloo and NCCL after another process of the run has ended
-LOST_PROCESS = "Connection (closed|reset) by peer|remote process exited"
-# error messages of torch without a compiler, on a CPU and on a GPU
-NO_COMPILER = "No working C\\+\\+ compiler|Failed to find C compiler"
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,50 +101,49 @@ def fit(
 ) -> Result:
     """Train a built run, with the arguments of `train`. With `quiet`, print nothing, and show no maps and texts.
 
-    A run that fails before its first step leaves its folder unchanged. If a signal stops a run, the run prints how to
-    resume it, and exits with code 128 + the number of the signal.
+    If a signal stops a run, the run prints how to resume it, and exits with code 128 + the number of the signal.
     """
     started = datetime.now(UTC)
     path, start = _place(cli, folder, resume)
     goes_on = start if start and start.continues else None
-    steps = goes_on.step if goes_on else -1
-    claim = StartRun(path, folder is None, cli, steps + 1 if resume else None, quiet)
     recorder, stop = Recorder(resume), EndRun()
-    saving = _checkpoints(cli, claim, recorder)
+    saving = _checkpoints(cli, recorder)
     shown = [] if quiet else [Shown(recorder)]
     # EndRun comes first: it validates after training, before averages replace weights at the end of training
-    trainer = make_trainer(cli, [*callbacks, recorder, *shown, *saving], [claim, stop])
-    # Mistakes of the user are reported here, before any file is written and before other processes start. `claim`
-    # creates and locks the folder in trainer.fit, once all processes run, and always unlocks the folder at the end.
+    trainer = make_trainer(cli, [*callbacks, recorder, *shown, *saving], [stop])
     require_folder(path, "run" if folder else "--default_root_dir")
-    _prepare(cli, trainer, start)
+    _prepare(cli, trainer, start)  # mistakes of the user are reported here, before any file is written
     if trainer.world_size > 1:
         stop.launch()
-    threads = torch.get_num_threads()
-    try:
-        use_threads(cli.run_config.threads, cli.model.num_parameters)
-        # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
-        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None)
-        _require_trained(trainer, recorder, resume, goes_on)
-        if stop.signal:
-            raise SIGTERMException
-        best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
-        metrics = _measure(cli, trainer, best, test and not recorder.diverged)
-        return _save(cli, trainer, recorder, claim, started, metrics, best) if trainer.is_global_zero else Result()
-    except SIGTERMException:
-        _end_stopped(trainer, 128 + (stop.signal or signal.SIGTERM), claim.folder if saving else None)
-    except BaseException as error:
-        if not recorder.has_trained:
-            claim.discard()
-        resumable = claim.folder if recorder.has_trained else None
-        if isinstance(error, Stopped) and recorder.has_trained:
-            _end_stopped(trainer, error.code, claim.folder if saving else None)
-        if isinstance(error, Exception) and (message := _explanation(error, trainer, resumable)):
-            raise UserError(message) from error
-        raise
-    finally:
-        torch.set_num_threads(threads)
-        claim.release()
+    with _folder(cli, trainer, path, is_new=folder is None) as made:
+        if made:
+            for callback in saving:
+                callback.dirpath = str(made / "checkpoints")
+            steps = None if not resume else goes_on.step if goes_on else -1
+            trainer.loggers = _loggers(cli, made, None if steps is None else steps + 1)
+            resumed = "" if steps is None else f", resumed after step {steps}"
+            if not quiet:
+                say(f"{printable(os.path.relpath(made))}: {cli.model.num_parameters:,} parameters{resumed}")
+        threads = torch.get_num_threads()
+        try:
+            use_threads(cli.run_config.threads, cli.model.num_parameters)
+            # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
+            last = os.path.abspath(goes_on.path) if goes_on else None
+            trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=last)
+            _require_trained(trainer, recorder, resume, goes_on)
+            if stop.signal:
+                raise SIGTERMException
+            best = Checkpoint(saving[0].best_model_path) if saving and saving[0].best_model_path else None
+            metrics = _measure(cli, trainer, best, test and not recorder.diverged)
+            return _save(cli, trainer, recorder, made, started, metrics, best) if trainer.is_global_zero else Result()
+        except SIGTERMException:
+            _end_stopped(trainer, 128 + (stop.signal or signal.SIGTERM), made if saving else None)
+        except Stopped as error:
+            if not recorder.has_trained:
+                raise
+            _end_stopped(trainer, error.code, made if saving else None)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def validate(cli: KvtCLI) -> None:
@@ -244,12 +238,42 @@ def make_trainer(
     return trainer
 
 
-def _checkpoints(cli: KvtCLI, claim: StartRun, recorder: Recorder) -> list[Any]:
+def _checkpoints(cli: KvtCLI, recorder: Recorder) -> list[Any]:
     settings = cli.run_config.trainer
     if settings.get("enable_checkpointing") is False or settings.get("fast_dev_run"):
         return []
-    best = BestCheckpoint(claim, recorder, cli.model)
-    return [best, LastCheckpoint(claim, validates=settings.get("limit_val_batches") != 0)]
+    return [BestCheckpoint(recorder, cli.model), LastCheckpoint(validates=settings.get("limit_val_batches") != 0)]
+
+
+@contextmanager
+def _folder(cli: KvtCLI, trainer: L.Trainer, path: Path, is_new: bool) -> Iterator[Path | None]:
+    """Context manager: make and lock the run's folder, with config.yaml, in the first process; yield its path."""
+    if not trainer.is_global_zero or cli.run_config.trainer.get("fast_dev_run"):
+        yield None
+        return
+    made = new_folder(path) if is_new else path
+    try:
+        with locked(made):
+            for leftover in made.rglob("*.tmp"):  # of a killed process
+                leftover.unlink(missing_ok=True)
+            if not (made / "config.yaml").exists():
+                content = yaml.safe_dump(cli.run_config.as_dict(), sort_keys=False)
+                write_atomically(made / "config.yaml", content)
+            yield made
+    except Timeout as error:
+        raise UserError(f"{made}: {IN_USE}") from error
+
+
+def _loggers(cli: KvtCLI, folder: Path, purge_step: int | None) -> list[Logger]:
+    """Return the loggers of a run, with its hyperparameters."""
+    made = make_loggers(cli.config_init.trainer["logger"], folder, purge_step)
+    shown = hyperparameters(cli.model, cli.datamodule, cli.run_config.as_dict())
+    for logger in made:
+        if isinstance(logger, TensorBoardLogger):  # its table gets them with the scores at the end of the run
+            logger.hparams.update(shown)  # hparams.yaml
+        else:
+            logger.log_hyperparams(shown)
+    return made
 
 
 def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> tuple[Path, Checkpoint | None]:
@@ -324,7 +348,7 @@ def _save(
     cli: KvtCLI,
     trainer: L.Trainer,
     recorder: Recorder,
-    claim: StartRun,
+    folder: Path | None,
     started: datetime,
     metrics: dict[str, float],
     best: Checkpoint | None,
@@ -332,7 +356,6 @@ def _save(
     """Return the result, and write it into the run's folder, if the run has a folder."""
     cli.model.metric_notes |= cli.datamodule.notes | _notes(cli, trainer, ["train", *metrics]) | warmup_note(cli.model)
     summary = results.summary(cli.model, cli.datamodule, recorder, cli.run_config.seed_everything, metrics)
-    folder = claim.folder.path if claim.folder else None
     results.save_results(summary, recorder.rows, cli.run_config.as_dict(), started, trainer, folder)
     return Result(summary, recorder.rows, folder, Path(best.path) if best else None)
 
@@ -361,33 +384,6 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
     return checkpoint, trainer
 
 
-def _explanation(error: Exception, trainer: L.Trainer, folder: RunFolder | None) -> str | None:
-    """Return a message for an error that the machine, a setting or a checkpoint caused; None for other errors."""
-    run = os.path.relpath(folder.path) if folder else ""
-    limit = resource_limit_message(error, run)
-    if limit is None and trainer.world_size > 1 and re.search(LOST_PROCESS, str(error)):
-        _exit_after(getattr(trainer.strategy.launcher, "procs", ()))
-        limit = "another process of this run died, possibly out of memory"
-    if limit:
-        return f"{limit}, then resume with --resume {shell_word(run)}" if run else limit
-    if re.search(NO_COMPILER, str(error)):
-        return "--compile: torch finds no C++ compiler: install g++, or drop the flag"
-    task: Any = trainer.lightning_module
-    *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
-    if (asked := task.optimizer_config) and raised_in.f_globals["__name__"].startswith("torch.optim."):
-        return f"--optimizer {asked['class_path']}: {error}"
-    stopping = isinstance(error, RuntimeError) and "Early stopping conditioned" in str(error)
-    return f"--trainer: {error}" if stopping or isinstance(error, MisconfigurationException) else None
-
-
-def _exit_after(processes: Sequence[Popen[Any]]) -> None:
-    """Exit without a message if another process of the run ends with an error, because that process prints it."""
-    for process in processes:
-        with suppress(TimeoutExpired):
-            if (code := process.wait(timeout=5)) > 0:
-                sys.exit(code)
-
-
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
     """Return a dict that maps settings that affect these metrics, such as limits and early stopping, to notes."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
@@ -401,9 +397,9 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
     return notes | ({"stopped": " ".join(filter(None, reasons))} if any(reasons) else {})
 
 
-def _end_stopped(trainer: L.Trainer, code: Any, folder: RunFolder | None) -> NoReturn:
+def _end_stopped(trainer: L.Trainer, code: Any, folder: Path | None) -> NoReturn:
     if trainer.is_global_zero:
-        resume = folder and f"resume with --resume {shell_word(os.path.relpath(folder.path))}"
+        resume = folder and f"resume with --resume {shell_word(os.path.relpath(folder))}"
         remedy = resume or "nothing was saved"
         say(one_line(f"stopped at step {trainer.global_step}: {remedy}"))
     sys.exit(code)

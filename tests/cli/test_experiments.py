@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
-from kvt.run.folder import claim_version
+from kvt.run.folder import new_folder
 from kvt.run.load_checkpoint import read_checkpoint
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow
@@ -172,8 +172,8 @@ def test_a_folder_of_the_users_own(experiment, small_data):
 
 def test_runs_started_at_once_never_share_a_folder(tmp_path):
     with ThreadPoolExecutor(16) as pool:
-        versions = list(pool.map(claim_version, [tmp_path / "reverse" / "kv"] * 64))
-    assert sorted(versions) == list(range(64))
+        versions = list(pool.map(new_folder, [tmp_path / "reverse" / "kv"] * 64))
+    assert sorted(path.name for path in versions) == sorted(f"version_{number}" for number in range(64))
 
 
 @pytest.mark.slow

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvt.run.config import RunConfig
-from kvt.run.folder import RunFolder
 from tests.helpers.drivers import METRICS, RESULT, hold, write_run
 
 LOGS = Path("lightning_logs")
@@ -16,7 +16,7 @@ def make(name: str = "version_0", task: str = "sort", result=RESULT | METRICS, *
     config = RunConfig.from_name(task).changed(**settings)
     folder = LOGS / task / config.model["init_args"]["attn"].rpartition(".")[2] / name
     write_run(folder, result | {"config": config.as_dict(), "task": task})
-    RunFolder(folder).write_config(config)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
     return folder
 
 

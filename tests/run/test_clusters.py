@@ -80,11 +80,11 @@ def test_a_clusters_signal_stops_a_run_resumably(slurm, capfd, number):
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGUSR1, SIGUSR2])
-def test_a_clusters_signal_before_training_leaves_nothing(slurm, capfd, number):
+def test_a_clusters_signal_before_training_leaves_no_checkpoint(slurm, capfd, number):
     command = partial(kvt.train, REVERSE, callbacks=[Send("on_fit_start", number)])
     assert code_of(command) == 128 + number
     assert capfd.readouterr().err.splitlines()[-1] == "stopped"
-    assert not [*Path().iterdir()]
+    assert not [*Path().rglob("*.ckpt")]
 
 
 def test_a_clusters_signal_in_the_test_loses_nothing(slurm, capfd):
