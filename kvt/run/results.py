@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvt.run.folder import best_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.loggers import ABSENT, hyperparameters, score_names, when_best
+from kvt.run.loggers import hyperparameters, when_best
 from kvt.run.recorder import Recorder
 from kvt.system.console import say
 from kvt.system.errors import resource_limit_message
@@ -61,8 +61,7 @@ def save_results(
     scores = {when_best(name): value for name, value in summary.items() if "/" in name}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            columns = dict.fromkeys(score_names(task, data), ABSENT)
-            logger.log_hyperparams(hyperparameters(task, data, config) | notes, columns | scores)
+            logger.log_hyperparams(hyperparameters(task, data, config) | notes, scores)
         else:
             logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)

@@ -73,7 +73,6 @@ def test_a_run_leaves_files_events_and_a_printed_summary(experiment, in_tmp_dir,
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "train/acc", "train/seconds", "train/tokens_per_second"} <= scalars
     assert {"val/loss", "val/acc", "when_best/val_acc", "when_best/test_acc"} <= scalars
-    assert not [name for name in (*scalars, *events.Tags()["images"]) if name < "train"], "it opens on curves"
     for layer in (1, 2):
         assert len(events.Images(f"visual/attention/encoder, layer {layer}")) == 2  # one a validation
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")

@@ -107,7 +107,7 @@ MISTAKES = {
     "no language": (lambda: read_pairs(save("de", train={"de": ["a"]}, val={"de": ["a"]}), "de", "fr"), "hf:de"),
     "offline": (lambda: read_texts("hf:owner/tale"), "hf:owner/tale"),
     "no folder": (lambda: read_texts("hf:./nowhere"), "hf:./nowhere"),
-    "a flag for files": (lambda: TextTokens(text="hf:tale", separator="\n"), "--separator"),
+    "a flag for files": (lambda: TextTokens(text="hf:tale", separator="\n"), "separator"),
 }
 
 
