@@ -19,7 +19,7 @@ from kvt.cli.experiment import experiment
 from kvt.cli.lightning_cli import RUN_FLAGS
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
-from kvt.run.parser import settings_parser
+from kvt.run.parser import HELP, settings_parser
 from kvt.run.sections import BUILT
 from kvt.system.files import CONFIGS, yaml_names
 
@@ -34,8 +34,9 @@ def commands() -> Iterator[str]:
         begin = f"## kvt {name}\n\n{about[0].upper()}{about[1:]}."
         yield f"{begin} It takes the [flags of a run](#flags-of-a-run) and all [settings of its task](settings.md)."
     yield "## Flags of a run\n\nOf these commands, and of the scripts in `experiments/`:"
-    printing = {"--print_config": "print all settings that the words come to, as YAML, and do nothing else"}
-    yield "\n\n".join(entry(f"`{flag}`", prose(text)) for flag, text in {**RUN_FLAGS, **printing}.items())
+    flags_of_run = {f"--{name}": HELP[name] for name in RUN_FLAGS}
+    flags_of_run["--print_config"] = "print all settings that the words come to, as YAML, and do nothing else"
+    yield "\n\n".join(entry(f"`{flag}`", prose(text)) for flag, text in flags_of_run.items())
     for name in COMMANDS:
         _, parser = command_parser(name)
         yield f"## kvt {name}\n\n{prose(parser.description)}\n\n{flags(parser._actions)}"

@@ -22,14 +22,8 @@ from kvt.system.quoting import printable, shell_word
 
 TRAINING = ("run", "fit")
 """The commands that train. `run` also tests, and accepts the name of the task without --config."""
-RUN_FLAGS = {
-    "--config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
-    "--ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
-    "--resume": "folder of a stopped run to resume; the result is the same as that of a run without the stop",
-    "--model": "import path of your task class, such as my_task.MyTask",
-    "--data": "import path of your data class, such as my_task.MyData",
-}
-"""The flags that choose a task, a checkpoint or a run, with their help texts."""
+RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")
+"""The flags that choose a task, a checkpoint or a run."""
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> None:
@@ -85,8 +79,8 @@ def _run_flags(
     """Return the values of `RUN_FLAGS`, and the remaining words of the command line."""
     parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
-    for flag in [*RUN_FLAGS][1:]:
-        parser.add_argument(flag)
+    for flag in RUN_FLAGS[1:]:
+        parser.add_argument(f"--{flag}")
     parser.add_argument("--attn", "--model.attn")
     parser.add_argument("--print_config", action="store_true")
     if option:

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import Parser, parse, settings_parser
-from kvt.run.sections import BUILT, Config, find_classes
+from kvt.run.sections import BUILT, GROUPS, Config, find_classes
 from kvt.system.hardware import tune
 
 
@@ -56,6 +56,10 @@ class KvtCLI(LightningCLI):
         parser.add_settings(self.classes)  # type: ignore[attr-defined]
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
+        if {"-h", "--help"} & {*args}:  # the help shows the values of the configuration as defaults
+            groups = self.given | {name: self.given[name]["init_args"] for name in BUILT}
+            values = [(f"{group}.{name}", value) for group in GROUPS for name, value in groups.get(group, {}).items()]
+            parser.set_defaults({name: value for name, value in values if not isinstance(value, dict)})
         self.config, content = parse(parser, self.given, args, self.checkpoint is None)
         self.run_config = RunConfig(**content)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -27,6 +28,10 @@ LOGGERS = ("tensorboard", "csv", "none")
 """The names that --logger accepts."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
 HELP = {
+    "config": "name of a task, such as cifar10, or path of a YAML file; a second file overrides the first",
+    "model": "import path of your task class, such as my_task.MyTask",
+    "data": "import path of your data class, such as my_task.MyData",
+    "trainer": SUPPRESS,
     "trainer.logger": """tensorboard, csv, none, or a list of these such as [tensorboard,csv], which write their files
         into the run's folder; or a Lightning logger class such as WandbLogger, or a class of your own, with arguments
         such as --logger.project kvt""",
@@ -39,7 +44,9 @@ HELP = {
         Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task
         sets the schedule""",
     "ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
+    "resume": "folder of a stopped run to resume; the result is the same as that of a run without the stop",
 }
+"""A dict that maps a flag without its dashes to the flag's help."""
 
 
 class Parser(LightningArgumentParser):
@@ -51,7 +58,7 @@ class Parser(LightningArgumentParser):
 
     def add_settings(self, classes: Mapping[str, Any]) -> None:
         """Add the settings of the Trainer, of the task, of its data and of the optimiser, with short names."""
-        self.add_argument("--seed_everything", type=int, default=0, help=HELP["seed_everything"])
+        self.add_argument("--seed_everything", type=int, default=0)
         for section, cls in classes.items():
             self.add_class_arguments(cls, section, fail_untyped=False, sub_configs=True)
         if classes:
@@ -60,17 +67,19 @@ class Parser(LightningArgumentParser):
                 self.link_arguments("seed_everything", "data.seed")
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"logger"})
         self.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
-        self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard", help=HELP["trainer.logger"])
-        self.add_argument("--compile", type=bool, default=False, help=HELP["compile"])
-        self.add_argument("--threads", type=int | None, default=None, help=HELP["threads"])
+        self.add_argument("--trainer.logger", type=LoggerSetting, default="tensorboard")
+        self.add_argument("--compile", type=bool, default=False)
+        self.add_argument("--threads", type=int | None, default=None)
         skip: Any = {"params", "lr"}
-        how: Any = {"skip": skip, "required": False, "instantiate": False, "help": HELP["optimizer"]}
+        how: Any = {"skip": skip, "required": False, "instantiate": False}
         self.add_subclass_arguments(Optimizer, "optimizer", **how)
-        self.add_argument("--ckpt_path", type=str | None, default=None, help=HELP["ckpt_path"])
+        self.add_argument("--ckpt_path", type=str | None, default=None)
         options = self._option_string_actions
         for action in self._actions:
             group, dot, name = action.dest.partition(".")
             short = f"--{name}" if dot and "." not in name else "--seed" if group == "seed_everything" else None
+            if action.dest in HELP:  # jsonargparse says that --model and --data name files to read
+                action.help = HELP[action.dest]
             if short and short not in options:
                 names = [short, f"{short}+"] if f"--{action.dest}+" in options else [short]
                 action.option_strings = [*names, *action.option_strings]
