@@ -32,6 +32,11 @@ class UserError(ValueError):
     """An exception for a mistake in a flag, file or folder. `kvt` prints the message in one line and exits with 2."""
 
 
+def mistake_in(error: BaseException) -> UserError | OSError | None:
+    """Return the error itself or its cause, if it is a UserError or an OSError. jsonargparse wraps some UserErrors."""
+    return next((one for one in (error, error.__cause__) if isinstance(one, UserError | OSError)), None)
+
+
 def exception_chain(error: BaseException) -> list[BaseException]:
     """Return an exception, its cause, the cause's cause and so on, without repetitions."""
     chain: list[BaseException] = []
