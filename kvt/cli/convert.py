@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvt.system.console import quick_imports, tell
+from kvt.system.console import tell
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import atomically, require_writable, user_path
 from kvt.system.quoting import printable
@@ -35,15 +35,14 @@ def convert(
             replaces all key and value heads by their mean. All arguments that you do not pass keep their values.
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
     """
-    with quick_imports():
-        import torch
+    import torch
 
-        from kvt.attention import Attention
-        from kvt.attention.convert import FROM, HOW, TO, convert_layer
-        from kvt.attention.factory import find_attention, keyword_arguments
-        from kvt.run.folder import run_of_checkpoint
-        from kvt.run.load_checkpoint import Checkpoint
-        from kvt.tasks import Task
+    from kvt.attention import Attention
+    from kvt.attention.convert import FROM, HOW, TO, convert_layer
+    from kvt.attention.factory import find_attention, keyword_arguments
+    from kvt.run.folder import run_of_checkpoint
+    from kvt.run.load_checkpoint import Checkpoint
+    from kvt.tasks import Task
 
     if len(runs) != 1:
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")

@@ -1,23 +1,10 @@
-"""Runs the commands run, fit, validate, test and predict, and the scripts in experiments/, which act as kvt run."""
+"""Runs the scripts in experiments/, which act as kvt run."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from kvt.system.console import quick_imports, run
-
-
-def run_lightning(argv: Sequence[str], **options: Any) -> None:
-    """Execute the command `run`, `fit`, `validate`, `test` or `predict`.
-
-    Args:
-        argv: the command and its flags.
-        options: `prog` and `description` for `--help`. A script in experiments/ also passes `choices` and `option`.
-    """
-    with quick_imports():
-        from kvt.cli.lightning_cli import run_words
-    run_words(argv, **options)
+from kvt.system.console import run
 
 
 def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
@@ -31,5 +18,10 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
     """
     chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
     prog = f"python {Path(script).parent.name}/{Path(script).name}"
-    options = {"choices": choices, "option": option, "prog": prog, "description": f"{description} {chosen}"}
-    run(lambda: run_lightning(["run", *sys.argv[1:]], **options))
+
+    def command() -> None:
+        from kvt.cli.lightning_cli import run_words  # imports torch
+
+        run_words(["run", *sys.argv[1:]], choices, option, prog=prog, description=f"{description} {chosen}")
+
+    run(command)

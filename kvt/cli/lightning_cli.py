@@ -15,7 +15,7 @@ from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import parse_config
 from kvt.run.sections import BUILT, Config
-from kvt.system.console import OneLineParser, table, tell
+from kvt.system.console import OneLineParser, silence_libraries, table, tell
 from kvt.system.errors import UserError
 from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
@@ -27,7 +27,15 @@ RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> None:
-    """Execute `run`, `fit`, `validate`, `test` or `predict`; `experiment.run_lightning` has the same arguments."""
+    """Execute the command `run`, `fit`, `validate`, `test` or `predict`.
+
+    Args:
+        argv: the command and its flags.
+        choices: names of configurations that a script in experiments/ accepts; the first is the default.
+        option: name of the flag that selects one of `choices`.
+        texts: `prog` and `description` for `--help`.
+    """
+    silence_libraries()  # importing Lightning has reset its log levels
     command, *words = argv
     flags, words = _run_flags(command, words, choices, option)
     named = {"attn": flags.attn, "model": flags.model, "data": flags.data}

@@ -13,18 +13,14 @@ from inspect import Parameter, signature
 from pkgutil import resolve_name
 from typing import Any, get_args, get_origin
 
-from kvt.system.console import OneLineParser, exit_on_signals, quick_imports, run, tell
+from docstring_parser import parse
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+from kvt.system.console import OneLineParser, run, tell
+from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system.files import user_path
 from kvt.system.quoting import printable
 from kvt.version import __version__
-
-with exit_on_signals():
-    from docstring_parser import parse
-    from jsonargparse import ArgumentParser, DefaultHelpFormatter
-
-    from kvt.cli.experiment import run_lightning
-    from kvt.system.errors import UserError, require_positive, unknown
-    from kvt.system.files import user_path
-
 
 COMMANDS = {  # maps a command to the import path of its function and to its line in `kvt --help`
     "generate": ("kvt.cli.main:generate", "continues a text with a trained language model"),
@@ -98,9 +94,8 @@ def generate(
             only classes that you name, because importing a file runs its code.
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
     """
-    with quick_imports():
-        from kvt.run.load_checkpoint import Checkpoint
-        from kvt.tasks.language import LanguageTask
+    from kvt.run.load_checkpoint import Checkpoint
+    from kvt.tasks.language import LanguageTask
 
     require_positive(num_samples=num_samples)
     # does not call `tune`: for a batch of one, torch's default matrix products are twice as fast as oneDNN's
@@ -126,11 +121,10 @@ def translate(
         attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one.
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
     """
-    with quick_imports():
-        from kvt.data.texts import decode_text
-        from kvt.run.load_checkpoint import Checkpoint
-        from kvt.system.hardware import tune
-        from kvt.tasks import TranslationTask
+    from kvt.data.texts import decode_text
+    from kvt.run.load_checkpoint import Checkpoint
+    from kvt.system.hardware import tune
+    from kvt.tasks import TranslationTask
 
     tune()
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
@@ -190,13 +184,12 @@ def maps(
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
         data: import path of your data class, such as my_task.MyData, if the checkpoint uses one.
     """
-    with quick_imports():
-        from kvt.run.load_checkpoint import Checkpoint
-        from kvt.system.hardware import tune
-        from kvt.tasks import Task
-        from kvt.tasks.language import LanguageTask
-        from kvt.view import maps as plots
-        from kvt.view.viewer import ENDING, save_page
+    from kvt.run.load_checkpoint import Checkpoint
+    from kvt.system.hardware import tune
+    from kvt.tasks import Task
+    from kvt.tasks.language import LanguageTask
+    from kvt.view import maps as plots
+    from kvt.view.viewer import ENDING, save_page
 
     tune()
     require_positive(examples=examples)
@@ -245,7 +238,9 @@ def _run(argv: Sequence[str]) -> None:
     elif argv[0] == "study" and not {"-h", "--help"} & {*argv}:
         raise UserError("kvt study needs a command: run, report or record")
     elif argv[0] in LIGHTNING:
-        run_lightning(argv, description=LIGHTNING[argv[0]])
+        from kvt.cli.lightning_cli import run_words
+
+        run_words(argv, description=LIGHTNING[argv[0]])
     elif argv[0] == "help":
         _run([*argv[1:], "--help"])
     elif argv[0] in ("-h", "--help", "--version", "study"):
@@ -282,8 +277,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     Each parameter of the function is a flag. The flag of a list takes several words, the flag of a bool no word. The
     parameter `from_` has the flag --from, because `from` is a keyword of Python.
     """
-    with quick_imports():
-        function: Callable[..., None] = resolve_name(COMMANDS[name][0])
+    function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")
     explained = {parameter.arg_name: parameter.description for parameter in said.params}
     parser = _Parser(prog=f"kvt {name}", description=said.description, allow_abbrev=False, formatter_class=_Help)

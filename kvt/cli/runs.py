@@ -5,7 +5,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from kvt.system.console import quick_imports, tell
+from kvt.system.console import tell
 from kvt.system.errors import UserError
 from kvt.system.files import user_path
 from kvt.system.quoting import printable
@@ -22,10 +22,9 @@ def runs(*folders: str) -> None:
     Args:
         folders: folders to search; default: lightning_logs.
     """
-    with quick_imports():
-        import pandas as pd
+    import pandas as pd
 
-        from kvt.study.outcomes import CONFIG
+    from kvt.study.outcomes import CONFIG
 
     places = [user_path(folder) for folder in folders or ("lightning_logs",)]
     if strange := [place for place in places if not place.is_dir()]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvt.system.console import collect_garbage_seldom, quick_imports, say, tell
+from kvt.system.console import say, tell
 from kvt.system.errors import UserError, unknown
 from kvt.system.files import GRIDS, parse_yaml, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
@@ -110,8 +110,7 @@ def study_record(*grids: str, out: str, scale: str | None = None, from_: list[st
     if len(grids) > 1:
         raise UserError("--out takes one record: pass one grid")
     (grid,), _ = _read(grids, scale)
-    with quick_imports():
-        from kvt.study.records import widen_record
+    from kvt.study.records import widen_record
 
     target = user_path(out)
     require_folder(target, "--out")
@@ -173,8 +172,7 @@ def reproduce(
     if TABLE1 in chosen and not make:
         tell(f"{TABLE1} has no runs: kvt bench measures it in minutes")
     elif TABLE1 in chosen:
-        with quick_imports():
-            from kvt.bench import bench
+        from kvt.bench import bench
 
         (root / "reports").mkdir(parents=True, exist_ok=True)
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
@@ -190,10 +188,8 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> 
     """Return the grids and their runs. With `only`, return the runs with these settings and the grids of these runs."""
     if not names:
         raise UserError("pass a grid, such as table2")
-    collect_garbage_seldom()
-    with quick_imports():
-        from kvt.reports.section import require_report
-        from kvt.study.grid import deduplicate, read_grid, select
+    from kvt.reports.section import require_report
+    from kvt.study.grid import deduplicate, read_grid, select
 
     grids = [read_grid(name, scale) for name in names]
     for grid in grids:
@@ -209,8 +205,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> 
 
 
 def _make(runs: Sequence["Run"], root: Path, **how: Any) -> int:
-    with quick_imports():
-        from kvt.study.runner import make_runs
+    from kvt.study.runner import make_runs
 
     return make_runs(runs, root, **how)
 
@@ -224,8 +219,7 @@ def _sources(folders: Sequence[str]) -> list[Path]:
 
 
 def _find(runs: Sequence["Run"], folders: Sequence[str]) -> "Outcomes":
-    with quick_imports():
-        from kvt.study.records import find_outcomes
+    from kvt.study.records import find_outcomes
 
     return find_outcomes(runs, _sources(folders))
 
@@ -242,8 +236,7 @@ def _targets(grids: Sequence["Grid"], root: Path, out: str | None = None) -> lis
 
 def _outcomes(grids: Sequence["Grid"], root: Path) -> "list[Outcomes]":
     """Return the outcomes of the runs of each grid, read from the runs' folders inside `root`."""
-    with quick_imports():
-        from kvt.study.outcomes import read_outcomes
+    from kvt.study.outcomes import read_outcomes
 
     return [read_outcomes(grid.runs, root) for grid in grids]
 
@@ -255,8 +248,7 @@ def _report(
     root: Path | None = None,
     pdf: bool = False,
 ) -> None:
-    with quick_imports():
-        from kvt.reports.report import write_report
+    from kvt.reports.report import write_report
 
     for grid, found, target in zip(grids, outcomes, targets, strict=True):
         for path in write_report(grid, found, target, root, pdf):
@@ -264,8 +256,7 @@ def _report(
 
 
 def _tell_verdicts(grids: Sequence["Grid"], outcomes: "Sequence[Outcomes]") -> None:
-    with quick_imports():
-        from kvt.reports.sections import verdicts
+    from kvt.reports.sections import verdicts
 
     for grid, found in zip(grids, outcomes, strict=True):
         for line in verdicts(grid, found):

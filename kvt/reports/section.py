@@ -12,8 +12,8 @@ from kvt.reports.best_of import swept_setting
 from kvt.reports.results import Results
 from kvt.reports.tables import against_of, curves_of, tables_of
 from kvt.study.grid import Grid
-from kvt.system.console import say, user_error
-from kvt.system.errors import UserError, import_object, unknown
+from kvt.system.console import say
+from kvt.system.errors import UserError, import_object, mistake_in, unknown
 
 OURS = ("differences", "tables", "curves", "notes")
 
@@ -57,7 +57,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
         try:
             yield from [*function(grid, results)]
         except Exception as error:
-            if user_error(error) is not None:
+            if mistake_in(error) is not None:
                 raise
             in_function = error.__traceback__ and error.__traceback__.tb_next  # leaves out the frame of this function
             say("".join(format_exception(error.with_traceback(in_function))))

@@ -16,7 +16,6 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.loggers import hyperparameters, when_best
 from kvt.run.recorder import Recorder
 from kvt.system.console import say
-from kvt.system.errors import resource_limit_message
 from kvt.system.files import read_json, write_atomically, write_csv
 from kvt.system.hardware import environment
 from kvt.system.quoting import one_line
@@ -113,7 +112,7 @@ def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Ma
     try:
         write_json(path, content)
     except OSError as error:
-        say(f"note: the metrics are not kept: {one_line(resource_limit_message(error, path) or str(error))}")
+        say(f"note: the metrics are not kept: {one_line(str(error))}")
         return None
     return path
 

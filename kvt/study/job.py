@@ -15,8 +15,7 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.run import fit
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
-from kvt.system.console import user_error
-from kvt.system.errors import argument_names, resource_limit_message
+from kvt.system.errors import argument_names, mistake_in
 from kvt.system.hardware import environment
 from kvt.system.quoting import one_line
 
@@ -63,20 +62,20 @@ def execute(job: Job) -> Outcome:
                     outcome = read_outcome(job.folder, job.config, history=False)
                 return outcome
             except Exception as error:
-                if resource_limit_message(error) is not None:
+                if isinstance(mistake_in(error), OSError):
                     raise
                 return write_failure(job, reason(error), traceback.format_exc())
     except Timeout:
         return Outcome(State.LOCKED)
     except Exception as error:
-        if (limit := resource_limit_message(error, job.folder)) is None:
+        if not isinstance(mistake := mistake_in(error), OSError):
             raise
-        return Outcome(State.STUCK, one_line(limit))
+        return Outcome(State.STUCK, one_line(str(mistake)))
 
 
 def reason(error: Exception) -> str:
     """Return an error's message in one line. Add the type of the error unless a mistake of the user caused it."""
-    return " ".join((user_error(error) or f"{type(error).__name__}: {error}").split())
+    return " ".join(str(mistake_in(error) or f"{type(error).__name__}: {error}").split())
 
 
 def train_job(job: Job) -> None:

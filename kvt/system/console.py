@@ -1,7 +1,5 @@
-"""Sets up every command: fast imports, few log messages, a clean stop on Ctrl-C, and one line for a user's error."""
+"""Sets up every command: few log messages, a clean stop on Ctrl-C, and one line for a user's error."""
 
-import atexit
-import gc
 import logging
 import os
 import re
@@ -11,12 +9,11 @@ import threading
 import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from io import TextIOWrapper
 from typing import Any, NoReturn
 
-from kvt.system.errors import UserError, exception_chain, is_out_of_memory, resource_limit_message
+from kvt.system.errors import UserError, mistake_in
 from kvt.system.quoting import one_line, printable
 
 IGNORED_WARNINGS = (
@@ -28,8 +25,6 @@ IGNORED_WARNINGS = (
     "missing from font",  # the picture shows a box in place of the character
     "sync_dist=True",  # the means are synchronised before they are logged
 )
-EXTRAS = ("datasets", "ray", "tokenizers")
-"""The names of packages that an extra of kvt with the same name installs, as in "kvt[ray]"."""
 NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals by which clusters announce that they will end a process."""
@@ -39,38 +34,6 @@ STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 
 class Stopped(SystemExit):
     """The exception that a signal in `CLUSTER_SIGNALS` raises. The exit code is 128 + the number of the signal."""
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Context manager: turn off garbage collection, a quarter of the import time; then freeze the new objects."""
-    os.getcwd()  # raises OSError if the working directory was deleted; MKL would end the process
-    first = gc.get_freeze_count() == 0
-    gc.disable()
-    with exit_on_signals():
-        try:
-            yield
-        finally:
-            if first:  # a second call of freeze would also keep garbage
-                gc.freeze()
-                atexit.register(gc.unfreeze)  # without this, nanobind, a part of triton, reports leaks
-            gc.enable()
-            silence_libraries()  # importing Lightning resets its log levels
-
-
-def collect_garbage_seldom() -> None:
-    """Run the garbage collector at 1 % of its usual rate, because reading many results creates little garbage."""
-    gc.set_threshold(100_000, 50, 1000)
-
-
-def exit_on_signals() -> AbstractContextManager[None]:
-    """Context manager: let a signal end the process at once. A package's import might catch an exception."""
-
-    def exit_now(number: int, frame: object) -> None:
-        say("stopped")
-        os._exit(128 + number)
-
-    return signals_handled(exit_now, STOP_SIGNALS)
 
 
 @contextmanager
@@ -102,7 +65,7 @@ def restore_handlers(before: Mapping[int, Any]) -> None:
 
 def say(text: str) -> None:
     """Write a note to stderr in the first DDP process. The output is unbuffered, so a signal handler may call this."""
-    if _is_first_process():
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
 
@@ -132,44 +95,28 @@ def _readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _is_first_process() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _discard_output(stream: Any) -> None:
-    """Redirect a stream to /dev/null. Otherwise Python would report the broken pipe again at exit."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
-
-
 def run(command: Callable[[], object]) -> None:
-    """Run a command. After a UserError, print one line and exit with 2; after a signal, exit with 128 + its number."""
-    with suppress(OSError):  # if the working directory was deleted, a later function reports it
-        sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
+    """Run a command. After a UserError or OSError, print it in one line and exit with 2; after Ctrl-C, exit with 130.
+
+    After one of `CLUSTER_SIGNALS`, exit with 128 + its number.
+    """
+    sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # prevents an error in terminals without UTF-8
     os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
     try:
         with signals_handled(_stop, CLUSTER_SIGNALS):
             command()
-        print(end="", flush=True)  # raises an error here if stdout is broken or its disk is full
-    except Stopped:
-        say("stopped")
-        raise
     except (KeyboardInterrupt, SystemExit) as ended:
-        # after Ctrl-C, the Trainer raises SystemExit with code 1
-        if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(ended)):
+        by_user = KeyboardInterrupt in (type(ended), type(ended.__context__))  # the Trainer raises SystemExit instead
+        if by_user or isinstance(ended, Stopped):
+            say("stopped")
+        if not by_user:
             raise
-        say("stopped")
         sys.exit(130)
-    except BrokenPipeError:  # for example in `kvt generate | head`
-        _discard_output(sys.stdout)
-        sys.exit(1)
     except Exception as error:
-        if (message := user_error(error)) is None:
+        if (mistake := mistake_in(error)) is None:
             raise
-        print(f"error: {one_line(message)}", file=sys.stderr)
+        print(f"error: {one_line(str(mistake))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -187,27 +134,6 @@ def silence_libraries() -> None:
         warnings.filterwarnings("ignore", message=f".*{message}")
     if "tqdm" in sys.modules:  # since Python 3.14, its own lock starts a process, which warns if kvt is killed
         sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
-
-
-def user_error(error: BaseException) -> str | None:
-    """Return the message for the user if a mistake or a resource limit caused an exception, else None.
-
-    If the chain has several UserErrors, the deepest one has the message, because parsers wrap the errors that they
-    catch. Of several errors of parsers themselves, the outermost error has the message.
-    """
-    message = None
-    for cause in exception_chain(error):
-        if isinstance(cause, UserError):
-            message = str(cause)
-        elif is_out_of_memory(cause):
-            message = f"out of memory: choose a smaller model, batch or data set ({cause!s:.200})"
-        elif isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
-            message = f'a package is missing: pip install "kvt[{cause.name}]"'
-        elif isinstance(cause, ModuleNotFoundError) and (remedy := re.search("`(pip install .*)`", str(cause))):
-            message = f"a package is missing: {remedy[1]}"
-        elif isinstance(cause, FileNotFoundError) and cause.filename is None:  # raised by os.getcwd
-            message = "the working directory is gone: change to one that exists"
-    return message or resource_limit_message(error)
 
 
 class OneLineParser(ArgumentParser):

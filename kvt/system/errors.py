@@ -1,67 +1,26 @@
-"""Defines `UserError` for mistakes of a user, checks that raise UserError, and messages for machine limits."""
+"""Defines `UserError` for mistakes of a user, and checks that raise UserError."""
 
-import errno
-import os
-import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import inf
-from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
-LIMITS = {  # remedies for errors of the operating system that limits of the machine cause, not bugs
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "your disk quota is used up: free disk space",
-    errno.EFBIG: "raise the file size limit (ulimit -f)",
-    errno.EROFS: "choose a writable path",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EACCES: "choose a path you may read and write",
-    errno.EPERM: "choose a path you may read and write",
-    errno.EISDIR: "a file is written there: rename the folder",
-    errno.ELOOP: "remove the link",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EAGAIN: "raise the limit of processes and threads (ulimit -u)",
-}
 Choice = TypeVar("Choice")
-OUT_OF_MEMORY = "allocate memory|out of memory|could not create a primitive"  # RuntimeErrors of torch and oneDNN
 
 
 class UserError(ValueError):
     """An exception for a mistake in a flag, file or folder. `kvt` prints the message in one line and exits with 2."""
 
 
-def exception_chain(error: BaseException) -> list[BaseException]:
-    """Return an exception, its cause, the cause's cause and so on, without repetitions."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return chain
+def mistake_in(error: BaseException) -> UserError | OSError | None:
+    """Return the UserError or OSError that an exception is, or that it hides; None for all other exceptions.
 
-
-def is_resource_limit(error: BaseException) -> TypeGuard[OSError]:
-    return isinstance(error, OSError) and error.errno in LIMITS
-
-
-def resource_limit_message(error: BaseException, default_path: str | Path = "") -> str | None:
-    """Return path, reason and remedy of the first resource limit in an exception's chain; None without a limit.
-
-    `default_path` replaces the path of an error without a path.
+    jsonargparse raises a ValueError from some UserErrors. After an OSError, torch.save raises a RuntimeError.
     """
-    for cause in exception_chain(error):
-        if is_resource_limit(cause):
-            path = os.fsdecode(cause.filename2 or cause.filename or default_path)
-            return f"{path}{': ' * bool(path)}{cause.strerror}: {LIMITS[cause.errno or 0]}"
-        if "can't start new thread" in str(cause):
-            return f"{cause}: {LIMITS[errno.EAGAIN]}"
-    return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)) is not None
+    hidden = error.__context__ if type(error) is RuntimeError else error.__cause__
+    return next((one for one in (error, hidden) if isinstance(one, UserError | OSError)), None)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

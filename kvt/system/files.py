@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from kvt.system.errors import UserError, exception_chain, is_resource_limit, resource_limit_message
+from kvt.system.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # one YAML file for each task
 MAX_NODES = 100_000  # largest number of values in a YAML file; by aliases, a few lines can expand to millions
@@ -134,7 +134,7 @@ def atomically(path: Path) -> Iterator[Path]:
     """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
 
     After an error, the temporary file is removed and `path` is unchanged. A killed process leaves at most the temporary
-    file, named `*.tmp`. If a resource limit is in the chain of a raised exception, its filename becomes `path`.
+    file, named `*.tmp`.
     """
     part = _part(path)
     try:
@@ -142,11 +142,6 @@ def atomically(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    except Exception as error:
-        for cause in exception_chain(error):
-            if is_resource_limit(cause):
-                cause.filename = str(path)
-        raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -200,7 +195,7 @@ def read_yaml(path: Path, name: str) -> Any:
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: cannot be read: {resource_limit_message(error) or error}") from error
+        raise UserError(f"{name}: cannot be read: {error}") from error
 
 
 def parse_yaml(text: str, name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from kvt.cli.main import run_lightning
+from kvt.cli.lightning_cli import run_words
 from kvt.reports.paper import paper_of
 from kvt.run import pictures
 from kvt.run.callbacks import EndRun
@@ -73,7 +73,7 @@ def fit(words: list[str], signals: str, calls: Path) -> None:
     moments = Moments(signals)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.setprofile(moments)
-    run(lambda: run_lightning(["run", *words]))
+    run(lambda: run_words(["run", *words]))
     sys.setprofile(None)
     calls.write_text(json.dumps(moments.calls))
 

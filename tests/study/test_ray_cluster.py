@@ -10,14 +10,8 @@ import pytest
 from kvt.run.folder import LOCK
 from kvt.study.job import Job
 from kvt.study.workers import LostProcessError, RayCluster
-from kvt.system.console import run
 from kvt.system.errors import UserError
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
-
-
-def test_without_ray_the_package_is_named(mistake, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert '"kvt[ray]"' in mistake(lambda: run(lambda: RayCluster("auto")))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Runs that fail, studies that share a folder, broken files, full disks, and the time that is left."""
+"""Runs that fail, studies that share a folder, and the time that is left."""
 
 import json
 import os

@@ -449,12 +449,6 @@ def test_mistakes(mistake, in_tmp_dir, flags, told):
     assert told in mistake(lambda: run(lambda: run_words(command)))
 
 
-def test_without_the_library_the_error_says_what_to_install(mistake, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    words = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET, *SMALL["language_model"]]
-    assert 'pip install "kvt[tokenizers]"' in mistake(lambda: run(lambda: run_words([*words, "--tokenizer", "bpe"])))
-
-
 def test_a_text_that_changed_but_not_its_time_is_read_again_and_clutter_is_not(in_tmp_dir):
     """As `cp -p`, archives and rsync leave times; a link to where it is, and what editors keep, add nothing."""
     folder = in_tmp_dir / "texts"
