@@ -208,7 +208,7 @@ def prepare(in_tmp_dir, offline, trained, monkeypatch):
 
 
 def files() -> set[Path]:
-    """Return all files and folders but those in empty/, where data that are read may leave a lock."""
+    """Return all files and folders except locks of data in empty/, and files of runs that end before the first step."""
     return {path for path in Path().rglob("*") if path.parts[0] not in ("empty", "lightning_logs", "halved")}
 
 
