@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import parse_config
 from kvt.run.sections import BUILT, Config
 from kvt.system.console import OneLineParser, silence_libraries, table, tell
+from kvt.system.console import run as execute
 from kvt.system.errors import UserError
 from kvt.system.files import read_json
 from kvt.system.quoting import printable, shell_word
@@ -24,6 +26,20 @@ TRAINING = ("run", "fit")
 """The commands that train. `run` also tests, and accepts the name of the task without --config."""
 RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")
 """The flags that choose a task, a checkpoint or a run."""
+
+
+def experiment(script: str, description: str, choices: Sequence[str], option: str | None = None) -> None:
+    """Train and test as `kvt run` does, with the flags of the command line and the tasks of a script.
+
+    Args:
+        script: `__file__` of the script.
+        description: the first lines of its `--help`.
+        choices: names of configurations in kvt/configs. The first name is the default.
+        option: name of the flag that selects one of `choices`.
+    """
+    chosen = f"--{option} chooses among {', '.join(choices)}. " if option else ""
+    texts = {"prog": f"python {Path(script).parent.name}/{Path(script).name}", "description": f"{description} {chosen}"}
+    execute(lambda: run_words(["run", *sys.argv[1:]], choices, option, **texts))
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | None = None, **texts: str) -> None:
