@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_val
 
 from kvt.run.config import RunConfig, bare
 from kvt.system.errors import UserError, first_mistake
-from kvt.system.files import read_json, read_yaml, regular
+from kvt.system.files import read_json, read_yaml
 from kvt.system.quoting import one_line
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def read_outcome(folder: Path, wanted: RunConfig | None = None, history: bool = 
 def _read(folder: Path, history: bool) -> Outcome:
     try:
         with damage(RESULT):
-            content = regular(folder / RESULT).read_bytes()
+            content = (folder / RESULT).read_bytes()
         return ended(content, _read_history(folder) if history else None, RESULT)
     except FileNotFoundError:  # the run has not ended
         config = stored_config(folder)
@@ -215,7 +215,7 @@ def _read_history(folder: Path) -> "pd.DataFrame | None":
 
     try:
         with damage(f"{HISTORY} is not a table of numbers"):
-            with regular(folder / HISTORY).open(encoding="utf-8", newline="") as file:
+            with (folder / HISTORY).open(encoding="utf-8", newline="") as file:
                 names, *rows = csv.reader(file)
             cells = np.array([[float(cell or "nan") for cell in row] for row in rows])
             history = pd.DataFrame(cells.reshape(len(rows), len(names)), columns=_index(*names))

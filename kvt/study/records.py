@@ -30,7 +30,7 @@ from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say
 from kvt.system.errors import UserError
-from kvt.system.files import regular, sha256_of, write_atomically
+from kvt.system.files import sha256_of, write_atomically
 from kvt.system.quoting import printable
 
 RESULTS, HISTORIES, MANIFEST = "results.csv", "histories.csv.gz", "manifest.json"
@@ -153,7 +153,7 @@ def read_record(folder: Path) -> tuple[_Manifest, list[Row]]:
     """
     with damage(f"{folder}: this record cannot be read"):
         with damage(f"{folder / MANIFEST}"):
-            manifest = _Manifest.model_validate_json(regular(folder / MANIFEST).read_bytes())
+            manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         contents = {name: _place(folder, name, manifest).read_bytes() for name in (RESULTS, HISTORIES)}
         histories = _read_histories(contents[HISTORIES])
         table = pd.read_csv(BytesIO(contents[RESULTS]), dtype=str, keep_default_na=False)

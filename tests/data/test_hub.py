@@ -1,7 +1,6 @@
 """Data sets of Hugging Face: the same numbers as from a folder or a file, or one line that says what is wrong."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from PIL import Image
 
 from kvt.data.hub import list_images, read_pairs, read_texts
 from kvt.data.images import DecodedSource, open_images
-from kvt.system.console import run
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
 from tests.conftest import SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
@@ -115,12 +113,6 @@ MISTAKES = {
 def test_a_mistake_is_one_line_that_names_the_set(mistake):
     read, named = MISTAKES[mistake]
     assert named in user_error(read)
-
-
-def test_without_the_library_the_extra_is_named(mistake, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    for read in (lambda: source("hf:pets"), lambda: read_texts("hf:pets")):
-        assert mistake(lambda read=read: run(read)).endswith('"kvt[datasets]"')
 
 
 def test_documents_are_joined_by_line_ends():
