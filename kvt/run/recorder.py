@@ -17,6 +17,7 @@ from kvt.tasks import Task
 
 Row = dict[str, float]
 """{"step": …, "seconds": …, metric: …}: the seconds of training until the step, and metrics logged at this step."""
+MAX_ROWS = 2**15  # largest number of rows in the history, which every checkpoint contains
 
 
 class Recorder(OutsideSteps, Callback):
@@ -102,6 +103,7 @@ class Recorder(OutsideSteps, Callback):
     def add(self, name: str, value: float, step: int) -> None:
         """Add a metric to the row of a step."""
         if not self.rows or self.rows[-1]["step"] != step:
+            self.rows = thinned(self.rows) if len(self.rows) >= MAX_ROWS else self.rows
             self.rows.append({"step": step, "seconds": self.seconds})
         self.rows[-1][name] = value
         if name.endswith("/loss") and not isfinite(value):
@@ -169,6 +171,18 @@ class Recorder(OutsideSteps, Callback):
             now = perf_counter()
             self.seconds += now - self._since
             self._since = now
+
+
+def thinned(rows: list[Row]) -> list[Row]:
+    """Return at most half of the rows: of rows with the same metrics, the first in each interval of 2, 4, 8 … steps."""
+    kept, steps = rows, 1
+    while len(kept) > len(rows) // 2:
+        steps *= 2
+        first: dict[Any, Row] = {}
+        for row in rows:
+            first.setdefault((row["step"] // steps, *row), row)
+        kept = [*first.values()]
+    return kept
 
 
 def metric_state(task: Task) -> dict[str, dict[str, Any]]:
