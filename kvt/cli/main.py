@@ -43,14 +43,6 @@ LIGHTNING = {
     "predict": "writes a checkpoint's prediction for each example to a CSV",
 }
 
-INSTEAD = {
-    "train": "run reverse --attn kv",
-    **dict.fromkeys(("list", "ls", "show"), "runs"),
-    **dict.fromkeys(("report", "compare", "plot"), "study report"),
-    "eval": "validate, or test",
-}
-"""A dict that maps names of commands in other programs to the commands of kvt."""
-
 SAMPLE = 256
 """Number of validation examples over which `kvt maps` averages."""
 
@@ -235,18 +227,12 @@ def _run(argv: Sequence[str]) -> None:
         execute(name, argv[len(name.split()) :])
     elif not argv:
         raise UserError("kvt needs a command: see kvt --help")
-    elif argv[0] == "study" and not {"-h", "--help"} & {*argv}:
-        raise UserError("kvt study needs a command: run, report or record")
     elif argv[0] in LIGHTNING:
         from kvt.cli.lightning_cli import run_words
 
         run_words(argv, description=LIGHTNING[argv[0]])
-    elif argv[0] == "help":
-        _run([*argv[1:], "--help"])
-    elif argv[0] in ("-h", "--help", "--version", "study"):
+    elif argv[-1] in ("-h", "--help", "--version"):
         _help_parser().parse_args(argv[-1:])
-    elif argv[0] in INSTEAD:
-        raise UserError(f"unknown command {argv[0]!r}: it is kvt {INSTEAD[argv[0]]}")
     else:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
 

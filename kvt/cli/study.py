@@ -54,10 +54,12 @@ def study_run(
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
         from_: records, or folders of runs. The command does not train runs again that these folders contain.
     """
+    from kvt.study.runner import make_runs
+
     parsed, runs = _read(grids, scale, only)
-    root, recorded = _root(folder), _find(runs, from_) if from_ else {}
-    how = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
-    failed = _make(runs, root, **how, recorded=recorded)
+    root, recorded = user_path(folder).resolve(), _find(runs, from_) if from_ else {}
+    how: dict[str, Any] = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
+    failed = make_runs(runs, root, **how, dry_run=dry_run, listed=list, recorded=recorded)
     if not (dry_run or list):
         known = {name: outcomes for name, outcomes in recorded.items() if outcomes}
         _tell_verdicts(parsed, [{**outcomes, **known} for outcomes in _outcomes(parsed, root)])
@@ -88,7 +90,7 @@ def study_report(
     if format not in (None, "pdf"):
         raise unknown("--format", format, ["pdf"])
     parsed, runs = _read(grids, scale)
-    root = _root(folder)
+    root = user_path(folder).resolve()
     targets = _targets(parsed, root, out)
     found = _find(runs, from_) if from_ else None
     require_folder(root, "--folder", write=False)
@@ -150,21 +152,20 @@ def reproduce(
         only: train only the runs with these settings, such as --only task=sort dim=64. The reports contain all finished
             runs. table1 ignores these settings.
     """
+    from kvt.study.runner import make_runs
+
     names_of_all = [*yaml_names(GRIDS), TABLE1]
     chosen = names_of_all if all else [*dict.fromkeys(names)]
     if not chosen:
         raise UserError(f"pass tables or figures, or --all: {', '.join(names_of_all)}")
     if strange := [name for name in chosen if name not in names_of_all]:
-        if with_table := {"figure2": "table2", "figure4": "table3"}.get(strange[0]):
-            raise UserError(f"{strange[0]} is in the report of {with_table}: kvt reproduce {with_table}")
         raise unknown("table or figure", strange[0], names_of_all)
-    root, make, failed = _root(folder), not (dry_run or list), 0
+    root, make, failed = user_path(folder).resolve(), not (dry_run or list), 0
     if of_grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         grids, runs = _read(of_grids, scale, only)
-        how = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
-        how |= {"dry_run": dry_run, "listed": list}
+        how: dict[str, Any] = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
         targets = _targets(grids, root) if make else []
-        failed = _make(runs, root, **how)
+        failed = make_runs(runs, root, **how, dry_run=dry_run, listed=list)
         if make:
             outcomes = _outcomes(grids, root)
             _report(grids, outcomes, targets, root)
@@ -178,10 +179,6 @@ def reproduce(
         sizes: dict[str, Any] = {"n": [16], "d": [64], "repeats": 3} if scale == "smoke" else {}
         bench(**sizes, out=str(root / "reports" / TABLE1), plot=True)
     _exit(failed)
-
-
-def _root(folder: str) -> Path:
-    return Path(os.path.realpath(user_path(folder)))  # Path.resolve raises on a link to itself
 
 
 def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> tuple[list["Grid"], list["Run"]]:
@@ -202,12 +199,6 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> 
         raise UserError(f"--only {strange[0]}: expected settings with a value, such as --only task=sort dim=64")
     runs = [*select(runs, {name: parse_yaml(value, f"--only {name}") for name, _, value in settings}, "--only")]
     return [grid for grid in grids if {run.name for run in grid.runs} & {run.name for run in runs}], runs
-
-
-def _make(runs: Sequence["Run"], root: Path, **how: Any) -> int:
-    from kvt.study.runner import make_runs
-
-    return make_runs(runs, root, **how)
 
 
 def _sources(folders: Sequence[str]) -> list[Path]:

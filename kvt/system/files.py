@@ -97,7 +97,7 @@ def atomically(path: Path) -> Iterator[Path]:
     After an error, the temporary file is removed and `path` is unchanged. A killed process leaves at most the temporary
     file, named `*.tmp`.
     """
-    part = _part(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield part
         with part.open("rb+") as file:
@@ -129,10 +129,6 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
         writer = csv.DictWriter(file, [*columns])
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
 def find_yaml(named: str, folder: Path) -> Path:

@@ -19,17 +19,12 @@ The character _ between letters is not special.
 
 
 def shell_word(text: object) -> str:
-    r"""Return any text as one word for a shell, in one line.
+    """Return any text as one word for a shell.
 
-    >>> print(shell_word("a.B; touch c"), shell_word("it's\n"))
-    'a.B; touch c' $'it\047s\012'
+    >>> print(shell_word("a.B; touch c"))
+    'a.B; touch c'
     """
-    word = str(text)
-    if word.isprintable():
-        return quote(word)
-    octets = word.encode(errors="replace")
-    letters = (chr(octet) if octet < 128 and chr(octet).isalnum() else f"\\{octet:03o}" for octet in octets)
-    return f"$'{''.join(letters)}'"
+    return quote(str(text))
 
 
 def printable(text: object, keep: str = "") -> str:
