@@ -14,7 +14,7 @@ from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, bare, read_configs
 from kvt.run.folder import last_checkpoint, run_folder
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.parser import parse_config
+from kvt.run.parser import parse_config, settings_parser
 from kvt.run.sections import BUILT, Config
 from kvt.system.console import OneLineParser, silence_libraries, table, tell
 from kvt.system.console import run as execute
@@ -54,6 +54,11 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
     silence_libraries()  # importing Lightning has reset its log levels
     command, *words = argv
     flags, words = _run_flags(command, words, choices, option)
+    texts = {"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts}
+    if not (flags.config or flags.ckpt_path or flags.model) and {"-h", "--help"} & {*words}:
+        (general := settings_parser()).prog = texts["prog"]
+        general.print_help()
+        return
     named = {"attn": flags.attn, "model": flags.model, "data": flags.data}
     resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
     checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
@@ -71,7 +76,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
     if resumed and read_json(resumed / "result.json") is not None:
         tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
         return
-    cli = KvtCLI(config, words, source, **{"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts})
+    cli = KvtCLI(config, words, source, **texts)
     if resumed:
         _require_unchanged(resumed, config, cli)
     if command in TRAINING:

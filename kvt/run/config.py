@@ -251,7 +251,7 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
                 config[section]["init_args"] = {**old["init_args"], **part["init_args"]}
     for section in BUILT:
         part = config.setdefault(section, {"init_args": {}})
-        if own := named.get(section):
+        if (own := named.get(section)) is not None:
             takes = argument_names(find_classes({section: own})[section])
             kept = {name: value for name, value in part["init_args"].items() if name in takes}
             config[section] = {"class_path": own, "init_args": kept}
@@ -277,11 +277,16 @@ def read_config(file: str | Path) -> Config:
         raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
     if strange := content.keys() - {*GROUPS, *OTHERS}:
         raise unknown(f"section of {name}:", min(strange), [*GROUPS, *OTHERS])
+    if not isinstance(content.setdefault("trainer", {}) or {}, dict):
+        raise UserError(f"{name}: trainer: expected settings of the Trainer")
+    content["trainer"] = content["trainer"] or {}
     for section in content.keys() & {*BUILT}:
         part = content[section]
         part = {"class_path": part} if isinstance(part, str) else part
         if not isinstance(part, dict) or not isinstance(init_args := part.get("init_args") or {}, dict):
             raise UserError(f"{name}: {section}: expected class_path and init_args")
+        if misplaced := part.keys() - {"class_path", "init_args"}:
+            raise UserError(f"{name}: {section}: {min(misplaced)} is not under init_args")
         content[section] = {**part, "init_args": init_args}
         if "class_path" in part:
             path = str(part["class_path"])

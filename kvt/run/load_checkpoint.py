@@ -74,7 +74,7 @@ class Checkpoint:
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
-            raise self.error(f"has no settings of its {name}: name the class by --{name}")
+            raise self.error(f"has no settings of its {name}: pass a task's YAML, such as --config cifar10")
         path, settings = part["class_path"], {**part["init_args"]}
         if own is not None and own.rpartition(".")[2] != path.rpartition(".")[2]:
             raise self.error(f"contains {path:.100}, not {own}: drop --{name}")
@@ -84,7 +84,7 @@ class Checkpoint:
         ours = attn is None or attn == own or (isinstance(attn, str) and attn in ATTENTION)
         if name == "model" and not ours:
             raise self._not_ours("attn", str(attn))
-        if not os.path.isdir(os.path.expanduser(settings.get("data_dir") or "")):
+        if not os.path.isdir(os.path.expanduser(str(settings.get("data_dir") or ""))):
             settings.pop("data_dir", None)
         return {"class_path": path, "init_args": settings}
 
@@ -121,7 +121,7 @@ class Checkpoint:
                 data.spec = data.spec | {name: self.spec[name] for name in own}
             if data.only_predict or data.measures_others:
                 data.spec = self.spec
-            return data, self._make(classes["model"], config.model["init_args"] | {"spec": data.spec})
+            return data, self._make_task(classes["model"], config.model["init_args"], data.spec)
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
@@ -130,7 +130,7 @@ class Checkpoint:
         if not issubclass(cls, kind):
             raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
         with self.add_path():
-            task: AnyTask = self._make(cls, part["init_args"] | {"spec": self.spec})
+            task: AnyTask = self._make_task(cls, part["init_args"], self.spec)
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
         # float16, as in the zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
@@ -195,15 +195,16 @@ class Checkpoint:
 
         `free` has the names of settings that may differ.
         """
-        for section in sections:
+        for section in self.saved["config"].keys() & {*sections}:
             theirs, ours = (
                 {section: part.get("class_path"), **part.get("init_args", {}), **seed}
                 for whole in (self.saved["config"], config)
-                for part, seed in [(whole.get(section) or {}, {"seed": whole["seed_everything"]})]
+                for part, seed in [(whole.get(section) or {}, {"seed": whole.get("seed_everything", 0)})]
             )
             for name in [name for name in theirs if name in ours and name not in free]:
                 if theirs[name] != ours[name]:
-                    raise self.error(f"made with {name}={theirs[name]!s:.60}, not {ours[name]!s:.60}: drop the flag")
+                    made = f"made with {name}={theirs[name]!s:.60}, not {ours[name]!s:.60}"
+                    raise self.error(f"{made}: keep the run's own setting")
 
     def require_same_data(self, data: TaskData, content: bool = True) -> None:
         """Raise UserError if the `spec` of data differs from the model's, or if the data, after `setup`, differ."""
@@ -235,6 +236,9 @@ class Checkpoint:
         except TypeError as error:
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
+    def _make_task(self, cls: Any, settings: dict[str, Any], spec: Any) -> Any:
+        return self._make(cls, settings | ({"spec": spec} if "spec" in argument_names(cls) else {}))
+
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
@@ -264,6 +268,8 @@ def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]
         json.dumps(checkpoint["config"])  # raises unless the settings are plain data
         parts = [part for section, part in checkpoint["config"].items() if section in BUILT]
         named = all(isinstance(part["class_path"], str) and isinstance(part["init_args"], dict) for part in parts)
+        named &= all(isinstance(checkpoint["config"].get(name) or {}, dict) for name in ("trainer", "optimizer"))
+        named &= isinstance(checkpoint.get("datamodule_hyper_parameters", {}), Mapping)
         if not (whole and named and isinstance(checkpoint["hyper_parameters"].get("spec"), Mapping | None)):
             raise TypeError("weights, classes or spec")
     except UserError:

@@ -62,7 +62,8 @@ class Parser(LightningArgumentParser):
         for section, cls in classes.items():
             self.add_class_arguments(cls, section, fail_untyped=False, sub_configs=True)
         if classes:
-            self.link_arguments("data", "model.spec", spec_of, apply_on="instantiate")
+            if "spec" in argument_names(classes["model"]):
+                self.link_arguments("data", "model.spec", spec_of, apply_on="instantiate")
             if "seed" in argument_names(classes["data"]):
                 self.link_arguments("seed_everything", "data.seed")
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"logger"})
@@ -86,12 +87,16 @@ class Parser(LightningArgumentParser):
                 options |= dict.fromkeys(names, action)
 
     def content(self, parsed: Namespace) -> Config:
-        """Return parsed settings by section, as plain data. Arguments of the optimiser are left out if default."""
+        """Return parsed settings by section, as plain data.
+
+        Arguments of the optimiser and of callbacks that equal their defaults are left out.
+        """
         content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
         for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
             content.get(section, content).pop(linked, None)
-        if content.get("optimizer"):
-            content["optimizer"] = without_defaults(content["optimizer"])
+        for group, name in [(content, "optimizer"), (content.get("trainer", {}), "callbacks")]:
+            if group.get(name):
+                group[name] = without_defaults(group[name])
         return content
 
 
@@ -135,7 +140,12 @@ def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -
     content = {**{name: {} for name in BUILT}, **parser.content(parsed)}  # a class may have no arguments
     if not trusted:
         flags = parser.content(parser.parse_args(["--seed_everything=0", *words], defaults=False))
-        content |= {name: {**own[name], **flags.get(name, {})} for name in BUILT}
+        for section in BUILT:
+            content[section] = dict(own[section])
+            for name, value in flags.get(section, {}).items():
+                flag = re.compile(rf"--({section}\.)?{name}\.")  # as in --attn_kwargs.pos learned
+                nested = any(map(flag.match, words))
+                content[section][name] = {**(own[section].get(name) or {}), **value} if nested else value
     require_settings(content)
     content |= {name: {"class_path": config[name]["class_path"], "init_args": content[name]} for name in BUILT}
     return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}

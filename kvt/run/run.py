@@ -270,7 +270,7 @@ def _loggers(cli: KvtCLI, folder: Path, purge_step: int | None) -> list[Logger]:
     shown = hyperparameters(cli.model, cli.datamodule, cli.run_config.as_dict())
     for logger in made:
         if isinstance(logger, TensorBoardLogger):  # its table gets them with the scores at the end of the run
-            logger.hparams.update(shown)  # hparams.yaml
+            logger.hparams.update(cli.run_config.trainer | shown)  # hparams.yaml
         else:
             logger.log_hyperparams(shown)
     return made

@@ -14,7 +14,6 @@ from kvt.attention import AttentionFactory
 from kvt.attention.factory import parse_attention
 from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
 from kvt.run.folder import best_checkpoint
-from kvt.run.parser import without_defaults
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
@@ -119,8 +118,6 @@ class TaskFile:
         self.name = path.stem
         base = RunConfig.from_yaml(path)
         trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
-        if trainer.get("callbacks"):  # the parser adds defaults, which are removed here
-            trainer["callbacks"] = without_defaults(trainer["callbacks"])
         self._base = replace(base, trainer=trainer, ckpt_path=None)
         named = [(section, name) for section in BUILT for name in getattr(base, section)["init_args"]]
         named += [("trainer", name) for name in trainer]
@@ -139,8 +136,6 @@ class TaskFile:
         changed = self._base.changed(**settings)
         typed = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
         typed["optimizer"] = changed.optimizer
-        if typed.get("callbacks"):
-            typed["callbacks"] = without_defaults(typed["callbacks"])
         return {name: typed[name] for name in settings}
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:

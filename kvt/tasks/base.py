@@ -384,7 +384,8 @@ def class_path(cls: type) -> str:
 
 def as_config(made: Any) -> dict[str, Any]:
     """Return class and arguments of a task, or of its data, as in config.yaml."""
-    other = ("spec", "seed", "content", "_instantiator", "_class_path")  # LightningCLI adds the last two
+    given_by_run = ("spec",) if isinstance(made, Task) else ("seed", "content")
+    other = (*given_by_run, "_instantiator", "_class_path")  # LightningCLI adds the last two
     given = {name: value for name, value in made.hparams.items() if name not in other}
     return {"class_path": class_path(type(made)), "init_args": given}
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
 import kvt
 from kvt.system.errors import UserError
-from kvt.tasks import ImageTask, ListTask, Task
+from kvt.tasks import Classification, ImageTask, ListTask, Task
+from tests.conftest import QUIET
+from tests.helpers.commands import command
 from tests.helpers.small_tasks import LISTS, TASKS, small_batch, small_task
 
 
@@ -101,3 +104,51 @@ def test_a_damaged_folder_is_refused_in_one_line(in_tmp_dir, spoil):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match="house"):
         kvt.load("house")
+
+
+def test_a_folder_or_a_plain_checkpoint_is_measured_with_the_configuration_of_its_data(in_tmp_dir):
+    task = small_task("ListTask", attn="kv", attn_kwargs={"attend_self": False})
+    task.save_pretrained("house")
+    words = [
+        "--config",
+        "reverse",
+        "--length",
+        "4",
+        "--train_size",
+        "64",
+        "--val_size",
+        "20",
+        "--test_size",
+        "20",
+        "--dim",
+        "8",
+        "--depth",
+        "1",
+        "--heads",
+        "2",
+    ]
+    said = command("validate", "--ckpt_path", "house", *words, "--attn_kwargs.attend_self", "false", *QUIET)
+    assert (said.code, "val/acc" in said.out) == (0, True), said
+
+
+class Seeded(ListTask):
+    """A task with an argument that has the name of the run's seed."""
+
+    def __init__(self, spec=None, *, seed: int = 4, **kwargs):
+        super().__init__(spec, **kwargs)
+        self.mine = seed
+
+
+class Unspecified(Classification):
+    """A task without spec."""
+
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.model = nn.Linear(1, width)
+
+
+@pytest.mark.parametrize("task", [Seeded(LISTS, seed=9, dim=8, heads=2), Unspecified(width=5)], ids=["seed", "spec"])
+def test_every_argument_of_a_users_task_comes_back(task, in_tmp_dir):
+    task.save_pretrained("own")
+    again = kvt.load("own", model=f"{__name__}.{type(task).__name__}")
+    assert {**again.hparams} == {**task.hparams}

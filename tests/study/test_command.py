@@ -1,6 +1,7 @@
 """`kvt study` and `kvt reproduce`: what they print before the work, and how they refuse mistakes."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -125,3 +126,11 @@ def test_the_help_of_reproduce_names_every_grid():
 def test_a_table_without_runs_is_told(in_tmp_dir, capsys):
     kvt("reproduce table1 --dry_run")
     assert capsys.readouterr().out.startswith("table1 has no runs")
+
+
+def test_a_run_with_a_callback_is_the_run_that_its_grid_asks_for(in_tmp_dir, says):
+    callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 7}}
+    sizes = {"dim": 8, "depth": 1, "train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "max_epochs": 1}
+    axes = {"attn": "kv", "callbacks": [[callback]], **sizes, "accelerator": "cpu"}
+    Path("stops.yaml").write_text(yaml.safe_dump({"tasks": {"sort": None}, "axes": axes, "seeds": [0]}))
+    assert any("1 finished" in line for line in says("study", "run", "stops.yaml", "--workers", "1"))
