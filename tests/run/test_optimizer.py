@@ -102,7 +102,6 @@ def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     ("flags", "named"),
     [
         ("--optimizer SGD --optimizer.momentum -1", "momentum"),
-        ("--optimizer SparseAdam", "SparseAdam"),
         ("--optimizer SGD --optimizer.lr 1", "lr"),
         ("--optimizer torch.optim.Muon", "Muon"),
         ("--model settled_rate.Settled --optimizer SGD", "Settled"),
