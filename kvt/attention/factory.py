@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any, cast
 
 from torch import nn
@@ -10,7 +9,7 @@ from torch import nn
 from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
 from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.variants import QKV
-from kvt.system.errors import UserError, argument_names, import_class, unknown
+from kvt.system.errors import UserError, argument_defaults, argument_names, import_class, unknown
 from kvt.system.files import parse_settings
 
 Scalar = bool | int | float | str | None
@@ -56,8 +55,7 @@ class AttentionFactory:
         self.attn, self.attention_class = attn, find_attention(attn)
         self.setting = {key: value for key, value in setting.items() if value is not None}
         takes = keyword_arguments(self.attention_class)
-        makers = [vars(base).get("__init__") for base in reversed(self.attention_class.__mro__)]
-        defaults = {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+        defaults = argument_defaults(self.attention_class)
         for key, value in (attn_kwargs or {}).items():
             if key in FIXED:
                 raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")

@@ -60,7 +60,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
         general.print_help()
         return
     named = {"attn": flags.attn, "model": flags.model, "data": flags.data}
-    resumed = _run_to_resume(flags.resume, command) if flags.resume is not None else None
+    resumed = flags.resume
     checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
     source = None if flags.config else checkpoint
     config = source.config if source else read_configs(flags.config, named)
@@ -68,8 +68,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
         config["ckpt_path"] = str(checkpoint.path)
     if command not in TRAINING:  # only the command's own flags limit the data that it measures
         limits = "limit_|overfit_batches|fast_dev_run"
-        trainer = config.get("trainer", {}).items()
-        config["trainer"] = {name: value for name, value in trainer if not re.match(limits, name)}
+        config["trainer"] = {name: value for name, value in config["trainer"].items() if not re.match(limits, name)}
     if flags.print_config:
         tell(yaml.safe_dump(parse_config(config, words, source is None), sort_keys=False), end="")
         return
@@ -105,7 +104,7 @@ def _train(cli: KvtCLI, resumed: Path | None, tests: bool) -> None:
 def _run_flags(
     command: str, words: list[str], choices: Sequence[str], option: str | None
 ) -> tuple[Namespace, list[str]]:
-    """Return the values of `RUN_FLAGS`, and the remaining words of the command line."""
+    """Return the values of `RUN_FLAGS`, with `resume` as a path, and the remaining words of the command line."""
     parser = OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     for flag in RUN_FLAGS[1:]:
@@ -124,10 +123,12 @@ def _run_flags(
     if flags.resume is not None:
         if given := [name for name in ("config", "ckpt_path", *BUILT) if getattr(flags, name)]:
             raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings: drop --{given[0]}")
-        folder = run_folder(flags.resume, "--resume ")
-        if (last := last_checkpoint(folder)).is_file():
+        if command not in TRAINING:
+            raise UserError(f"--resume {flags.resume}: only run and fit resume a run; {command} takes --ckpt_path")
+        flags.resume = run_folder(flags.resume, "--resume ").resolve()
+        if (last := last_checkpoint(flags.resume)).is_file():
             _ = Checkpoint(last, flag="--resume").saved  # an older version may have made the run
-        flags.config = [str(folder / "config.yaml")]
+        flags.config = [str(flags.resume / "config.yaml")]
     elif choices:
         chosen = getattr(flags, option) if option else None
         if chosen or flags.ckpt_path is None:  # otherwise the checkpoint names the task
@@ -142,9 +143,3 @@ def _require_unchanged(resumed: Path, config: Config, cli: KvtCLI) -> None:
     if changed := [name for name in new if name not in free and old.get(name) != new[name]]:
         remedy = f"start a new run from --ckpt_path {shell_word(last_checkpoint(resumed))}"
         raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{bare(changed[0])}, or {remedy}")
-
-
-def _run_to_resume(named: str, command: str) -> Path:
-    if command not in TRAINING:
-        raise UserError(f"--resume {named}: only run and fit resume a run; {command} takes --ckpt_path")
-    return run_folder(named, "--resume ").resolve()

@@ -10,14 +10,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import Parser, parse, settings_parser
-from kvt.run.sections import BUILT, GROUPS, Config, find_classes
+from kvt.run.sections import BUILT, GROUPS, Config, classes_of
 from kvt.system.hardware import tune
 
 
 class KvtCLI(LightningCLI):
     """Parses a configuration and the words of a command line, and makes data and task: `datamodule` and `model`.
 
-    `instantiate_trainer` makes the Trainer.
+    `kvt.run.run.make_trainer` makes the Trainer.
 
     Args:
         config: the configuration, in the form of config.yaml.
@@ -35,7 +35,7 @@ class KvtCLI(LightningCLI):
     ) -> None:
         tune()
         self.given, self.checkpoint = config, checkpoint
-        self.classes = find_classes({name: config[name]["class_path"] for name in BUILT})
+        self.classes = classes_of(config)
         super().__init__(
             self.classes["model"],
             self.classes["data"],

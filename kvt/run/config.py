@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config, find_classes
+from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config, classes_of, section_class
 from kvt.system.errors import UserError, argument_names, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
@@ -96,7 +96,7 @@ class RunConfig:
     @property
     def classes(self) -> dict[str, Any]:
         """The classes of the task and its data, imported."""
-        return find_classes({"model": self.model["class_path"], "data": self.data["class_path"]})
+        return classes_of(vars(self))
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -196,10 +196,9 @@ class RunConfig:
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
     from kvt.run.parser import default_settings
 
-    paths = {"model": model, "data": data}
-    sections = default_settings(find_classes(paths))
-    parts = {name: {"class_path": path, "init_args": sections.get(name, {})} for name, path in paths.items()}
-    flat = RunConfig(**sections | parts).flat
+    parts = {"model": {"class_path": model}, "data": {"class_path": data}}
+    sections = default_settings(classes_of(parts))
+    flat = RunConfig(**sections | {name: {**parts[name], "init_args": sections.get(name, {})} for name in parts}).flat
     return MappingProxyType({name: flat[name] for name in flat if name != "seed" and not name.endswith(".class")})
 
 
@@ -245,14 +244,14 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
     config: Config = {}
     for file in files:
         for section, part in read_config(file).items():
-            old = config.get(section)
-            config[section] = {**old, **part} if isinstance(old, dict) and isinstance(part, dict) else part
-            if section in BUILT and old:
-                config[section]["init_args"] = {**old["init_args"], **part["init_args"]}
+            old = config.get(section) or {}
+            config[section] = {**old, **part} if section in GROUPS else part
+            if section in BUILT:
+                config[section]["init_args"] = {**old.get("init_args", {}), **part["init_args"]}
     for section in BUILT:
         part = config.setdefault(section, {"init_args": {}})
         if (own := named.get(section)) is not None:
-            takes = argument_names(find_classes({section: own})[section])
+            takes = argument_names(section_class(section, own))
             kept = {name: value for name, value in part["init_args"].items() if name in takes}
             config[section] = {"class_path": own, "init_args": kept}
         if "class_path" not in config[section]:
@@ -277,9 +276,9 @@ def read_config(file: str | Path) -> Config:
         raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
     if strange := content.keys() - {*GROUPS, *OTHERS}:
         raise unknown(f"section of {name}:", min(strange), [*GROUPS, *OTHERS])
-    if not isinstance(content.setdefault("trainer", {}) or {}, dict):
+    content["trainer"] = content.get("trainer") or {}
+    if not isinstance(content["trainer"], dict):
         raise UserError(f"{name}: trainer: expected settings of the Trainer")
-    content["trainer"] = content["trainer"] or {}
     for section in content.keys() & {*BUILT}:
         part = content[section]
         part = {"class_path": part} if isinstance(part, str) else part

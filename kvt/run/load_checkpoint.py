@@ -21,7 +21,7 @@ from torch import Tensor
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.run.config import RunConfig
-from kvt.run.sections import BUILT, Config, find_classes
+from kvt.run.sections import BUILT, Config, section_class
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
@@ -93,7 +93,7 @@ class Checkpoint:
         """The configuration of the run, without settings of the Trainer that kvt does not read from checkpoints."""
         saved = self.saved["config"]
         trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in KEPT}
-        others = {"seed_everything": saved.get("seed_everything", 0), "optimizer": self._optimizer}
+        others = {"seed_everything": self.seed, "optimizer": self._optimizer}
         return {**{name: self.section(name) for name in BUILT}, "trainer": trainer, **others}
 
     @property
@@ -114,23 +114,22 @@ class Checkpoint:
         """Return data and task with the settings in `config`, which may differ from those in the checkpoint."""
         with self.add_path():
             classes = config.classes
-            seed = {"seed": config.seed_everything} if "seed" in argument_names(classes["data"]) else {}
-            data: TaskData = self._make(classes["data"], config.data["init_args"] | seed)
+            data: TaskData = self._make(classes["data"], config.data["init_args"], seed=config.seed_everything)
             if data.measured and isinstance(self.spec, Mapping):
                 own = [name for name in data.measured if name in self.spec and data.hparams[name] is None]
                 data.spec = data.spec | {name: self.spec[name] for name in own}
             if data.only_predict or data.measures_others:
                 data.spec = self.spec
-            return data, self._make_task(classes["model"], config.model["init_args"], data.spec)
+            return data, self._make(classes["model"], config.model["init_args"], spec=data.spec)
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
         part = self.section("model")
-        cls = find_classes({"model": part["class_path"]})["model"]
+        cls = section_class("model", part["class_path"])
         if not issubclass(cls, kind):
             raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
         with self.add_path():
-            task: AnyTask = self._make_task(cls, part["init_args"], self.spec)
+            task: AnyTask = self._make(cls, part["init_args"], spec=self.spec)
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
         # float16, as in the zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
@@ -144,18 +143,20 @@ class Checkpoint:
         Raises UserError if the data differ from those of the run.
         """
         part = self.section("data")
-        cls = find_classes({"data": part["class_path"]})["data"]
+        cls = section_class("data", part["class_path"])
         if strange := given.keys() - argument_names(cls):
             raise UserError(f"{cls.__name__} takes no {min(strange)}: drop --{min(strange)}")
-        settings = part["init_args"] | given
-        if "seed" in argument_names(cls):
-            settings["seed"] = self.saved["config"].get("seed_everything", 0)
         with self.add_path():
-            data: TaskData = self._make(cls, settings)
+            data: TaskData = self._make(cls, part["init_args"] | given, seed=self.seed)
             data.prepare_data()
             data.setup("validate")
             self.require_same_data(data)
         return data
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run; 0 if the checkpoint names no data."""
+        return self.saved["config"].get("seed_everything", 0)
 
     @property
     def spec(self) -> Any:
@@ -230,14 +231,12 @@ class Checkpoint:
         except UserError as error:
             raise (error if str(self.path) in str(error) else self.error(str(error))) from None
 
-    def _make(self, cls: type[Any], settings: Mapping[str, Any]) -> Any:
+    def _make(self, cls: Any, settings: Mapping[str, Any], **of_run: Any) -> Any:
+        """Return an object of a class with these settings, and with those arguments in `of_run` that the class has."""
         try:
-            return cls(**settings)
+            return cls(**{**settings, **{name: of_run[name] for name in of_run if name in argument_names(cls)}})
         except TypeError as error:
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
-
-    def _make_task(self, cls: Any, settings: dict[str, Any], spec: Any) -> Any:
-        return self._make(cls, settings | ({"spec": spec} if "spec" in argument_names(cls) else {}))
 
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"

@@ -6,7 +6,6 @@ from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from inspect import signature
 from pkgutil import resolve_name
 from typing import Any, Literal, NoReturn
 
@@ -16,9 +15,16 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, OTHERS, Config, find_classes
+from kvt.run.sections import BUILT, OTHERS, Config, classes_of
 from kvt.system.console import with_nearest
-from kvt.system.errors import UserError, argument_names, require_finite, require_positive, require_seed
+from kvt.system.errors import (
+    UserError,
+    argument_defaults,
+    argument_names,
+    require_finite,
+    require_positive,
+    require_seed,
+)
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer settings for which kvt has other defaults than Lightning."""
@@ -133,8 +139,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -
             data in `config`.
     """
     own = {name: config[name]["init_args"] for name in BUILT}
-    classes = find_classes({name: config[name]["class_path"] for name in BUILT})
-    parser = parser if trusted else settings_parser(**classes)
+    parser = parser if trusted else settings_parser(**classes_of(config))
     read = config | {name: own[name] if trusted else {} for name in BUILT}
     parsed = parser.parse_args(["--config", json.dumps(read), *words])
     content = {**{name: {} for name in BUILT}, **parser.content(parsed)}  # a class may have no arguments
@@ -146,14 +151,14 @@ def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -
                 flag = re.compile(rf"--({section}\.)?{name}\.")  # as in --attn_kwargs.pos learned
                 nested = any(map(flag.match, words))
                 content[section][name] = {**(own[section].get(name) or {}), **value} if nested else value
-    require_settings(content)
     content |= {name: {"class_path": config[name]["class_path"], "init_args": content[name]} for name in BUILT}
+    require_settings(content)
     return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
 def parse_config(config: Config, words: Sequence[str] = (), trusted: bool = True) -> Config:
     """Return a configuration with the defaults of all settings that it lacks, and values of their declared types."""
-    parser = settings_parser(**find_classes({name: config[name]["class_path"] for name in BUILT}))
+    parser = settings_parser(**classes_of(config))
     return parse(parser, config, words, trusted)[1]
 
 
@@ -192,9 +197,7 @@ def without_defaults(named: Any) -> Any:
     """Return a class, {"class_path": …, "init_args": …}, or a list of them, without arguments that equal defaults."""
     if isinstance(named, list):
         return [*map(without_defaults, named)]
-    given = named.get("init_args", {}).items()
-    makers = [vars(base).get("__init__") for base in reversed(resolve_name(named["class_path"]).__mro__)]
-    defaults = {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+    given, defaults = named.get("init_args", {}).items(), argument_defaults(resolve_name(named["class_path"]))
     usual = json.loads(json.dumps({name: defaults[name] for name, _ in given if name in defaults}, default=_plain))
     return named | {"init_args": {name: value for name, value in given if value != usual.get(name)}}
 
@@ -204,16 +207,16 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def require_settings(sections: Mapping[str, Any]) -> None:
+def require_settings(config: Mapping[str, Any]) -> None:
     """Raise UserError for values that parser and Trainer accept, but not a run.
 
     A run rejects numbers that are not finite or not positive, and strategies that kvt does not support.
     """
-    require_seed(sections["seed_everything"])
-    trainer = sections["trainer"]
-    for section in (trainer, *(sections[name].get("init_args", sections[name]) for name in BUILT)):
+    require_seed(config["seed_everything"])
+    trainer = config["trainer"]
+    for section in (trainer, *(config[name]["init_args"] for name in BUILT)):
         require_finite(**{f"--{name}": value for name, value in section.items()})
-    given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": sections.get("threads")}
+    given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": config["threads"]}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
     if trainer.get("barebones"):
         remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"

@@ -99,7 +99,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> Result:
-    """Train a built run, with the arguments of `train`. With `quiet`, print nothing, and show no maps and texts.
+    """Train data and task of `cli`, with the arguments of `train`. With `quiet`, print nothing, and draw nothing.
 
     If a signal stops a run, the run prints how to resume it, and exits with code 128 + the number of the signal.
     """
@@ -285,9 +285,8 @@ def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> tuple[Path, 
     path = user_path(folder).resolve()
     if (path / "config.yaml").exists() and not resume:
         raise UserError(f"{path} has a run: choose another folder, or resume it")
-    if not (resume and (last := last_checkpoint(path)).exists()):
-        return path, cli.start
-    return path, Checkpoint(last)
+    last = last_checkpoint(path)
+    return path, Checkpoint(last) if resume and last.exists() else cli.start
 
 
 def _prepare(cli: KvtCLI, trainer: L.Trainer, start: Checkpoint | None) -> None:

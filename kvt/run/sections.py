@@ -25,10 +25,15 @@ TRAINER = {
 """Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 
 
-def find_classes(paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return a dict of the task's class, "model", and the data's class, "data", from a dict of import paths."""
+def section_class(section: str, path: str) -> Any:
+    """Return the class of the task, "model", or of its data, "data", from its import path."""
     from kvt.tasks import Task, TaskData
     from kvt.tasks.base import find_class
 
     bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
-    return {section: find_class(path, section, bases[section]) for section, path in paths.items()}
+    return find_class(path, section, bases[section])
+
+
+def classes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the classes of the task, "model", and of its data, "data", in a configuration."""
+    return {section: section_class(section, config[section]["class_path"]) for section in BUILT}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from math import inf
 from typing import Any, TypeVar
 
@@ -109,6 +110,15 @@ def argument_names(cls: type) -> frozenset[str]:
 
     added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
     return frozenset(name.partition(".")[0] for name in added)
+
+
+def argument_defaults(cls: Any) -> dict[str, Any]:
+    """Return a dict from each argument of a class's constructor, or of its base classes' constructors, to its default.
+
+    The default of an argument without a default is `inspect.Parameter.empty`.
+    """
+    makers = [vars(base).get("__init__") for base in reversed(cls.__mro__)]
+    return {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
 
 
 def first_mistake(error: Any) -> str:

@@ -48,3 +48,14 @@ def test_a_bare_name_adds_to_a_list_as_its_full_name(config, word, more):
     name, _, added = word.partition("+=")
     assert added in str({**bare["trainer"], **bare["model"]["init_args"]}[name])
     assert bare == full
+
+
+def test_a_later_file_changes_single_settings_but_replaces_an_optimiser(in_tmp_dir):
+    Path("first.yaml").write_text(
+        "optimizer: {class_path: AdamW, init_args: {amsgrad: true}}\ntrainer: {max_steps: 7}\n"
+    )
+    Path("second.yaml").write_text("optimizer: {class_path: SGD}\nmodel: {init_args: {dim: 8}}\n")
+    config = RunConfig.from_yaml("reverse", "first.yaml", "second.yaml")
+    assert config.optimizer == {"class_path": "torch.optim.SGD", "init_args": {}}
+    assert (config.trainer["max_steps"], config.model["init_args"]["dim"]) == (7, 8)
+    assert config.model["class_path"] == "kvt.tasks.ListTask"
