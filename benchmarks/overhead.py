@@ -19,7 +19,7 @@ from comparison import milliseconds
 
 from kvt.bench import quartiles, spread
 from kvt.run.config import RunConfig
-from kvt.run.run import train
+from kvt.run.fit import train
 from kvt.system.quoting import markdown_table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import make_optimizer

@@ -8,8 +8,8 @@ from kvt.version import __version__ as __version__
 if TYPE_CHECKING:
     from kvt.attention import MultiheadAttention, make_attention, record_maps
     from kvt.run.config import RunConfig
+    from kvt.run.fit import train
     from kvt.run.load_checkpoint import load
-    from kvt.run.run import train
     from kvt.view.maps import draw_maps
 
 __all__ = ["MultiheadAttention", "RunConfig", "draw_maps", "load", "make_attention", "record_maps", "train"]
@@ -20,7 +20,7 @@ _MODULES = {
         "RunConfig": "kvt.run.config",
         "draw_maps": "kvt.view.maps",
         "load": "kvt.run.load_checkpoint",
-        "train": "kvt.run.run",
+        "train": "kvt.run.fit",
     },
 }
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kvt.run.config import RunConfig
-from kvt.run.run import train
+from kvt.run.fit import train
 from kvt.study.records import read_record
 from kvt.system.files import CONFIGS
 from tests.conftest import REPOSITORY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from kvt.run import run
+from kvt.run import fit as run
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, bare, read_configs
 from kvt.run.folder import last_checkpoint, run_folder

@@ -2,8 +2,8 @@
 
 * `config.py`, with `sections.py`: `RunConfig`, the configuration of a run as plain data.
 * `cli.py`, with `parser.py`: `KvtCLI`, the Lightning CLI, which makes data and task from a configuration and flags.
-* `run.py`: makes the Trainer, and trains, validates, tests or predicts.
+* `fit.py`: makes the Trainer, and trains, validates, tests or predicts.
 * `folder.py`: the folder of a run and its lock; `results.py` writes result.json.
-* `recorder.py`, `checkpoints.py`, `callbacks.py`, `loggers.py`, `pictures.py`: callbacks and loggers of training.
+* `callbacks.py`, `pictures.py`: callbacks of training.
 * `load_checkpoint.py`: loads a trained model from a checkpoint as plain data.
 """

@@ -1,165 +1,300 @@
-"""`EndRun`, the callback that ends a run with a validation, and `ProgressBar`."""
+"""The callbacks of a run: its history and its end, its checkpoints, and the progress bar."""
 
 import os
 import signal
 import sys
+import threading
+from math import inf, isfinite
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import lightning as L
 import torch
-from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
-from kvt.run.lightning_internals import (
-    OutsideSteps,
-    end_of_validation_after_training,
-    stop_after_this_batch,
-    validate_after_training,
-)
-from kvt.system.console import STOP_SIGNALS, restore_handlers, say, set_handler, tell
+from kvt.system.console import say, tell
+from kvt.system.files import atomically, write_csv
+from kvt.tasks import Task
+
+Row = dict[str, float]
+"""{"step": …, "seconds": …, metric: …}: the seconds of training until the step, and metrics logged at this step."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Ctrl-C, and the signals by which clusters announce that they will end a process."""
 
 
-class EndRun(OutsideSteps, Callback):
-    """A callback that ends every run with a validation, so that last.ckpt and the result cover the whole training.
+class RunCallback(L.Callback):
+    """Keeps the history of a run and what a checkpoint of Lightning lacks for exact resuming, and ends the run.
 
-    At `max_steps`, the callback sets `trainer.should_stop`, and the Trainer validates before it stops. If training ends
-    for another reason between two validations, the callback validates once more after training.
+    * The history has a row for each step at which the run logs metrics. A loss that is not finite ends the run.
+    * The learning rate and the norm of the gradients are logged with the training metrics.
+    * The training time excludes validation, pictures and checkpoints.
+    * A checkpoint has the running means since the last log, the metrics that callbacks read, and the gradients that
+      are accumulated.
+    * The run ends with a validation, so that last.ckpt and the result cover the whole training.
+    * Ctrl-C or a signal of a cluster stops the run after the current step. The processes of a run exchange signals at
+      every log and after every validation, and stop after the same step. A second Ctrl-C ends the process at once.
 
-    Ctrl-C or a signal of a cluster ends training after the current step or validation. A second Ctrl-C ends the process
-    at once. A second signal of a cluster is ignored: SLURM sends SIGTERM at the end of the time limit, while the run
-    may still be saving the checkpoint that an earlier signal has requested. If a run has several processes, all of them
-    stop after the same step: the processes exchange signals at every log and after every validation.
+    Args:
+        resumes: whether this process resumes a run. A resumed run ends if `EarlyStopping` had stopped the run before.
     """
 
-    state_key = "FinalValidation"  # the key of this callback in checkpoints
+    def __init__(self, resumes: bool = False) -> None:
+        self.resumes = resumes
+        self.folder: Path | None = None  # gets history.csv
+        self.rows: list[Row] = []
+        self.diverged: str | None = None  # name, value and step of the first loss that was not finite
+        self.seconds = 0.0
+        self.count = 0  # units of the task, such as tokens, that all processes have read
+        self.signal = 0  # the first signal that the run received
+        self._read: int | Tensor = 0  # units that this process has read since the last log; on the device
+        self._since: float | None = None  # None while the clock is stopped
+        self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
+        self._saved: dict[str, Any] = {}  # the entry "run" of the loaded checkpoint
 
-    def __init__(self) -> None:
-        self.step = 0  # the step of the run's last validation
-        self.signal = 0  # the number of the first signal that the process received
-        self._training_is_over = self._validates = False
-        self._previous: dict[int, Any] = {}
+    @property
+    def rate(self) -> float:
+        """The training speed so far, in units of the task, such as images or tokens, per second."""
+        return self.count / self.seconds if self.seconds else 0.0
 
-    def launch(self) -> None:
-        """Let signals end this process at once while it waits for other processes, when no Python handler can run."""
-        self._previous = set_handler(signal.SIG_DFL, STOP_SIGNALS)
-
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         self._trainer = trainer
-        self._restore()
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._previous = set_handler(self._on_signal, STOP_SIGNALS)
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._tick(trainer)
+        shown = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
+        means = {name: (mean.total, mean.weight) for name, mean in pl_module.means.items() if mean.update_called}
+        weights = pl_module.named_parameters() if trainer.accumulate_grad_batches > 1 else ()
+        gradients = {name: weight.grad for name, weight in weights if weight.grad is not None}
+        if trainer.world_size > 1:
+            gradients = {name: trainer.strategy.reduce(one, reduce_op="mean") for name, one in gradients.items()}
+        checkpoint["run"] = {
+            **{name: vars(self)[name] for name in ("rows", "diverged", "seconds", "count")},
+            **{"logged_step": pl_module.logged_step, "should_stop": trainer.should_stop},
+            **{"callback_metrics": shown, "means": means, "gradients": gradients},
+        }
+        validated = self.rows and self.rows[-1]["step"] == trainer.global_step
+        named = [name for name in self.rows[-1] if name.startswith("val/")] if validated else []
+        checkpoint["metrics"] = {name: float(shown[name]) for name in shown if named and name.startswith("val/")}
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == trainer.max_steps:
-            trainer.should_stop = True
-        if trainer.world_size > 1 and pl_module.logs_now:
-            self._agree(trainer)
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._saved = checkpoint.get("run", {})
+        for name in ("rows", "diverged", "seconds", "count"):
+            setattr(self, name, self._saved.get(name, vars(self)[name]))
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Prevent a stop during validation, in which processes may have different numbers of batches."""
-        self._validates = True
-        stop_after_this_batch(trainer, False)
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Restore what the Trainer resets after it has loaded a checkpoint, and listen to signals."""
+        saved, self._saved = self._saved, {}
+        pl_module.logged_step = saved.get("logged_step", 0)
+        for name, gradient in saved.get("gradients", {}).items():
+            parameter = pl_module.get_parameter(name)
+            parameter.grad = gradient.to(parameter)
+        for name, (total, weight) in saved.get("means", {}).items():
+            mean = pl_module.means[name].to(pl_module.device)
+            mean.reset()
+            mean.update(total.to(mean.device), weight.to(mean.device))
+        shown = saved.get("callback_metrics", {})
+        trainer.callback_metrics.update({name: value.to(pl_module.device) for name, value in shown.items()})
+        if self.diverged or (self.resumes and saved.get("should_stop")):
+            self._end(trainer)
+        if threading.current_thread() is threading.main_thread():
+            self._stop: Any = signal.getsignal(signal.SIGTERM)  # of Lightning: the Trainer stops between two steps
+            for number in STOP_SIGNALS:  # Lightning restores all handlers after training
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._on_signal)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.step = trainer.global_step
-        if self._training_is_over:
-            end_of_validation_after_training(trainer)
-        self._validates = False
-        self._agree(trainer)
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._since = self._since or perf_counter()
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._validate(trainer)
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+        """Before a step with a log, keep the learning rate, and the norm of the gradients before clipping."""
+        if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            self._step = {"train/lr": optimizer.param_groups[0]["lr"], "train/grad_norm": norm}
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._restore()
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._read += pl_module.num_read(batch)
+        is_last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if is_last or trainer.should_stop or trainer.global_step == trainer.max_steps:
+            self._end(trainer)
+        if pl_module.logs_now:
+            self._tick(trainer)
+            for name, value in self._step.items():
+                pl_module.record(name, value)
+            self._step = {}
+            pl_module.log("train/seconds", self.seconds)
+            pl_module.log(f"train/{pl_module.unit}_per_second", self.rate, prog_bar=True)
+        # Lightning would stop within a validation that follows; the run stops after it instead
+        batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
+        validates = (
+            trainer.should_stop or trainer.is_last_batch or (batches + 1) % (trainer.val_check_batch or inf) == 0
+        )
+        if not validates and (trainer.world_size == 1 or pl_module.logs_now):
+            self._stop_if_asked(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Validate if a signal stops a run after its last training step, because a resumed run would not train again.
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._tick(trainer, goes_on=False)
 
-        Restore the signal handlers if there was no signal. After a signal, a second Ctrl-C must end the process.
-        """
-        if isinstance(exception, SIGTERMException) and trainer.fit_loop.done:
-            self._validate(trainer)
-        if not self.signal:
-            self._restore()
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.write(self.folder)
+            self._stop_if_asked(trainer)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._tick(trainer, goes_on=False)
+        self._stop_if_asked(trainer)
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.step = state_dict["step"]
+    def on_record(self, name: str, value: float) -> None:
+        """Add a metric to the history. `Task.record` calls this method."""
+        trainer = self._trainer
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        if not self.rows or self.rows[-1]["step"] != trainer.global_step:
+            self.rows.append({"step": trainer.global_step, "seconds": self.seconds})
+        self.rows[-1][name] = value
+        if name.endswith("/loss") and not isfinite(value):
+            self.diverged = self.diverged or f"{name} is {value} at step {trainer.global_step}"
+            self._end(trainer)
 
-    def _validate(self, trainer: Trainer) -> None:
-        if self.step != trainer.global_step and trainer.enable_validation:
-            self._training_is_over = True
-            validate_after_training(trainer)
+    def write(self, folder: Path | None) -> None:
+        """Write history.csv into a folder; None: write nothing."""
+        if folder is not None:
+            write_csv(folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
-    def _restore(self) -> None:
-        restore_handlers(self._previous)
-        self._previous = {}
+    def _end(self, trainer: L.Trainer) -> None:
+        """End the run after this batch. The Trainer validates first, unless it validates in some epochs only."""
+        trainer.should_stop = True
+        if trainer.check_val_every_n_epoch is not None:
+            trainer.check_val_every_n_epoch = 1
+
+    def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
+        """Add the time, and what all processes have read, since the last call. Waits for the work of a GPU."""
+        read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
+        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
+        self._read = 0
+        if self._since is not None:
+            now = perf_counter()
+            self.seconds += now - self._since
+            self._since = now if goes_on else None
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self.signal:
-            if number == signal.SIGINT:
-                os._exit(128 + number)
-            return
-        self.signal = number
-        if self._trainer.world_size == 1 and not self._validates:
-            stop_after_this_batch(self._trainer)
-        say("\nstopping after this step; press Ctrl-C again to stop at once")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process, even while it waits for others
+        if not self.signal:
+            self.signal = number
+            say("\nstopping after this step; press Ctrl-C again to stop at once")
 
-    def _agree(self, trainer: Trainer) -> None:
-        agreed = self.signal
-        if trainer.world_size > 1:  # a signal during `reduce` must stop all processes, or none
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        if trainer.world_size > 1:
             mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
-            agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
-        if agreed:
-            self.signal = agreed
-            stop_after_this_batch(trainer)
+            self.signal = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if self.signal and not trainer.received_sigterm:
+            self._stop(signal.SIGTERM, None)
 
 
-class ProgressBar(OutsideSteps, TQDMProgressBar):
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoint IO that writes a temporary file beside the path, and renames the file when the disk has all of it.
+
+    Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a killed
+    process leaves half a checkpoint at the path of the last complete checkpoint.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomically(Path(path)) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)  # torch.save(checkpoint, path) would hide errors of the disk
+
+
+class Best(ModelCheckpoint):
+    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest."""
+
+    def __init__(self, run: RunCallback, task: Task, folder: str) -> None:
+        self.run = run
+        mode = {"more": "max", "less": "min"}[str(task.monitored().better)]
+        how: Any = {"save_on_train_epoch_end": False, "enable_version_counter": False}
+        super().__init__(folder, "best", monitor=task.monitor, mode=mode, **how)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best score of a resumed run, whose folder may have been moved."""
+        path = os.path.join(str(self.dirpath), "best.ckpt")
+        if self.run.resumes and state_dict["best_k_models"]:
+            paths = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}
+            super().load_state_dict({**state_dict, **paths, "best_k_models": {path: state_dict["best_model_score"]}})
+
+    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+        """Return whether no earlier metric is better. A run that has diverged saves no more best checkpoints."""
+        equal = bool(current == self.best_model_score)
+        return self.run.diverged is None and (super().check_monitor_top_k(trainer, current) or equal)
+
+
+class Last(ModelCheckpoint):
+    """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run.
+
+    Args:
+        folder: the folder of last.ckpt.
+        validates: whether the run validates. A run without validation saves last.ckpt after every epoch.
+    """
+
+    def __init__(self, folder: str, validates: bool) -> None:
+        how: Any = {"save_on_train_epoch_end": not validates, "enable_version_counter": False}
+        super().__init__(folder, "last", save_on_exception=True, **how)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore nothing, because last.ckpt has the same path in every run."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Save if a signal has stopped the run between two steps; other exceptions may leave a step incomplete."""
+        if isinstance(exception, SIGTERMException):
+            super().on_exception(trainer, pl_module, exception)
+
+
+class ProgressBar(TQDMProgressBar):
     """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
 
-    Without a terminal, the callback prints a line after each epoch and after each validation within an epoch. A
-    notebook shows only the bar of training, without a second bar for validation.
+    The callback prints a line after each epoch and after each validation within an epoch. Without a terminal, it prints
+    these lines alone. A notebook shows only the bar of training, without a second bar for validation.
     """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         in_notebook = "ipykernel" in sys.modules
         self.shows_one = in_notebook and trainer.state.fn == TrainerFn.FITTING
         self.printed = -1  # the step at which the last line was printed
-        self.prints_lines = trainer.is_global_zero and not (in_notebook or (sys.stdout and sys.stdout.isatty()))
-        if self.prints_lines:
+        self.has_bar = in_notebook or bool(sys.stdout and sys.stdout.isatty())
+        if not self.has_bar:
             self.disable()
         super().setup(trainer, pl_module, stage)
 
     def init_validation_tqdm(self) -> Tqdm:
         return Tqdm(disable=True) if self.shows_one else super().init_validation_tqdm()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         self._print_line(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         super().on_validation_end(trainer, pl_module)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
             self._print_line(trainer, pl_module)
 
-    def _print_line(self, trainer: Trainer, pl_module: Any) -> None:
+    def _print_line(self, trainer: L.Trainer, pl_module: Any) -> None:
         # no second line for the last step: a run may end with a validation within an epoch
         shown = self.get_metrics(trainer, pl_module)  # empty if the run resumes at the end of an epoch
-        if self.prints_lines and shown and self.printed != trainer.global_step:
+        if trainer.is_global_zero and shown and self.printed != trainer.global_step:
             self.printed = trainer.global_step
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
-            tell(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")
+            line = f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}"
+            self.print(line) if self.has_bar else tell(line)  # `print` writes above the bar
 
-    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+    def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         shown = [name for name in ("train/loss", pl_module.monitor) if name in metrics]

@@ -17,7 +17,7 @@ from kvt.system.hardware import tune
 class KvtCLI(LightningCLI):
     """Parses a configuration and the words of a command line, and makes data and task: `datamodule` and `model`.
 
-    `kvt.run.run.make_trainer` makes the Trainer.
+    `kvt.run.fit.make_trainer` makes the Trainer.
 
     Args:
         config: the configuration, in the form of config.yaml.

@@ -21,13 +21,8 @@ def locked(folder: Path) -> Iterator[None]:
     A process may lock a folder several times. Raises `Timeout` while another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False)
-    with lock:
-        try:
-            yield
-        finally:
-            if lock.lock_counter == 1:
-                Path(lock.lock_file).unlink(missing_ok=True)
+    with FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False):
+        yield
 
 
 def empty(folder: Path) -> None:

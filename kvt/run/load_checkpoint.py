@@ -7,7 +7,7 @@ kvt, or if the user also names it.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -191,12 +191,12 @@ class Checkpoint:
         """The fingerprint of the run's data, `TaskData.content`. None if the checkpoint has no fingerprint."""
         return self.saved.get("datamodule_hyper_parameters", {}).get("content")
 
-    def require_same(self, config: Config, sections: Collection[str], free: Collection[str] = ()) -> None:
+    def require_same(self, config: Config, sections: Sequence[str], free: Collection[str] = ()) -> None:
         """Raise UserError if a setting in the given sections of a configuration differs from the checkpoint's.
 
         `free` has the names of settings that may differ.
         """
-        for section in self.saved["config"].keys() & {*sections}:
+        for section in (one for one in sections if one in self.saved["config"]):
             theirs, ours = (
                 {section: part.get("class_path"), **part.get("init_args", {}), **seed}
                 for whole in (self.saved["config"], config)

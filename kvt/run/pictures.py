@@ -9,8 +9,6 @@ from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from kvt.attention import Attention
-from kvt.run.lightning_internals import OutsideSteps
-from kvt.run.recorder import Recorder
 from kvt.tasks import TaskData
 from kvt.view import maps
 
@@ -20,17 +18,15 @@ SHARE = 1 / 20
 """The largest share of a run's time for drawing, without the first and the last validation."""
 
 
-class Shown(OutsideSteps, Callback):
+class Shown(Callback):
     """A callback that sends attention maps and a sample text to the loggers after the first and the last validation.
 
     After other validations, the callback does so only if the last drawing took at most `SHARE` of the time since that
     drawing. A small model that is validated every second would otherwise spend more time on drawing than on training.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._took = self._ended = 0.0  # duration of the last drawing in seconds; the time at its end
-        self._is_due = False  # whether the last validation has no pictures yet
+    _took = _ended = 0.0  # duration of the last drawing in seconds; the time at its end
+    _is_due = False  # whether the last validation has no pictures yet
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -69,9 +65,9 @@ class Shown(OutsideSteps, Callback):
                     logger.log_image(name, [picture], step=trainer.global_step)
 
     def show_text(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
-        """Send a text that the model generates to TensorBoard, unless the run has diverged."""
+        """Send a text that the model generates to TensorBoard, if the loss is finite."""
         boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
-        if boards and not self.recorder.diverged and (text := pl_module.sample()) is not None:
+        if boards and trainer.callback_metrics["val/loss"].isfinite() and (text := pl_module.sample()) is not None:
             for board in boards:
                 board.experiment.add_text("sample", text, trainer.global_step)
 

@@ -1,6 +1,5 @@
 """Writes the results of a run: result.json, history.csv, predictions.csv, and hyperparameters in TensorBoard."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,62 +10,73 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kvt.run.folder import best_checkpoint
+from kvt.run.callbacks import RunCallback
+from kvt.run.cli import KvtCLI
+from kvt.run.config import bare, in_short
+from kvt.run.folder import best_checkpoint, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.loggers import hyperparameters, when_best
-from kvt.run.recorder import Recorder
-from kvt.system.console import say
 from kvt.system.files import read_json, write_atomically, write_csv
 from kvt.system.hardware import environment
-from kvt.system.quoting import one_line
 
 
-def summary(task: Any, data: Any, recorder: Recorder, seed: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+def summary(cli: KvtCLI, run: RunCallback, metrics: Mapping[str, float], best: Checkpoint | None) -> dict[str, Any]:
     """Return the summary that a run prints at the end. The entries of the summary are the first of result.json."""
+    task, data = cli.model, cli.datamodule
     return {
-        **{"task": data.task_name, "attn": task.attn, "seed": seed},
+        **{"task": data.task_name, "attn": task.attn, "seed": cli.run_config.seed_everything},
         **metrics,
+        **({"best_epoch": best.saved["epoch"], "best_step": best.step} if best else {}),
         **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
         **({"largest_class": shares} if (shares := data.largest_class) else {}),
         "parameters": task.num_parameters,
-        **{"seconds": recorder.seconds, f"{task.unit}_per_second": recorder.rate},
-        **({"diverged": recorder.diverged} if recorder.diverged else {}),
+        **{"seconds": run.seconds, f"{task.unit}_per_second": run.rate},
+        **({"diverged": run.diverged} if run.diverged else {}),
     }
 
 
+def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
+    """Return the settings that loggers show. All runs of a task have the same names of settings.
+
+    A mapping becomes text, because TensorBoard's table shows the entries of a mapping only for a single run.
+    """
+    named = {name: value for name, value in cli.run_config.stated.items() if not name.startswith("optimizer.")}
+    shown = {bare(name): str(value) if isinstance(value, Mapping | list) else value for name, value in named.items()}
+    return {**shown, "optimizer": in_short(cli.run_config.optimizer)}
+
+
 def save_results(
+    cli: KvtCLI,
     summary: Mapping[str, Any],
-    history: Sequence[Mapping[str, float]],
-    config: Mapping[str, Any],
+    run: RunCallback,
     started: datetime,
     trainer: L.Trainer,
     folder: Path | None,
 ) -> None:
     """Log the scores and the notes, and write result.json and history.csv.
 
-    TensorBoard gets hyperparameters and scores in one call, because its table needs such a call.
+    TensorBoard gets settings and scores in one call, because its table needs such a call.
 
     Args:
+        cli: the parsed settings, with task and data.
         summary: the return value of `summary`.
-        history: a row for each step with logged metrics.
-        config: the content of the run's config.yaml, which result.json repeats.
+        run: the callback with the history.
         started: the time at which the run started.
         trainer: the Trainer that trained.
         folder: the run's folder; None: no files are written.
     """
-    task: Any = trainer.lightning_module
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    task, data = cli.model, cli.datamodule
     notes = {"notes": "; ".join(f"{name}: {note}" for name, note in task.metric_notes.items())}
-    scores = {when_best(name): value for name, value in summary.items() if "/" in name}
+    # TensorBoard sorts when_best/ behind the curves of train/ and val/
+    scores = {f"when_best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(hyperparameters(task, data, config) | notes, scores)
+            logger.log_hyperparams(hyperparameters(cli) | notes, scores)
         else:
             logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)
         logger.finalize("success")  # raises on a full disk; at the end of the process, the error would be lost
     if folder is not None:
-        write_csv(folder / "history.csv", dict.fromkeys(name for row in history for name in row), history)
+        run.write(folder)
         details = {
             "started": started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -75,7 +85,7 @@ def save_results(
             "monitor": task.monitor,
             "better": {metric.name: metric.better for metric in task.metrics if metric.better},
             "content": data.content,
-            "config": config,
+            "config": cli.run_config.as_dict(),
         }
         write_json(folder / "result.json", {**summary, **environment(), **details})
 
@@ -84,36 +94,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def is_result_of(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint has the weights of best.ckpt, which result.json in the folder was measured with."""
-    best = best_checkpoint(folder)
-    return (folder / "result.json").is_file() and best.is_file() and checkpoint.digest == Checkpoint(best).digest
+def add_test(checkpoint: str | Path, scores: Mapping[str, float], precision: str) -> Path | None:
+    """Add the metrics of a test to the result.json of a run that was not tested, and return the path of that file.
 
-
-def keep_test(folder: Path, own: bool, scores: Mapping[str, float], measured: Mapping[str, Any]) -> Path | None:
-    """Add the metrics of a test to a run's result.json, or write them to test-<checkpoint>-<hash>.json beside it.
-
-    If the file cannot be written, the function prints a note and returns None.
-
-    Args:
-        folder: the run's folder.
-        own: True: add the metrics to result.json. False: write a separate file.
-        scores: the metrics of the test.
-        measured: checkpoint, data and settings of the test. A hash of these is in the name of the separate file.
-
-    Returns:
-        The path of the written file.
+    Returns None, and changes nothing, if the checkpoint is not the best of a finished run, or has another precision.
     """
-    path = folder / "result.json"
-    content = {**(read_json(path) or {}), **scores} if own else {**scores, **measured}
-    if not own:
-        digest = hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
-        path = folder / f"test-{Path(measured['checkpoint']).stem}-{digest[:8]}.json"
-    try:
-        write_json(path, content)
-    except OSError as error:
-        say(f"note: the metrics are not kept: {one_line(str(error))}")
+    folder = run_of_checkpoint(checkpoint)
+    if folder is None or best_checkpoint(folder).resolve() != Path(checkpoint).resolve():
         return None
+    result = read_json(path := folder / "result.json")
+    if result is None or result.get("precision") != precision or scores.keys() & result.keys():
+        return None
+    write_json(path, {**result, **scores})
     return path
 
 

@@ -10,9 +10,9 @@ from filelock import Timeout
 from kvt.run import results
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
+from kvt.run.fit import fit
 from kvt.run.folder import empty, last_checkpoint, locked
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.run import fit
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
 from kvt.system.errors import argument_names, mistake_in

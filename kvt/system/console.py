@@ -32,10 +32,6 @@ STOP_SIGNALS = (signal.SIGINT, *CLUSTER_SIGNALS)
 """The signals that stop a process: SIGINT (Ctrl-C) and `CLUSTER_SIGNALS`."""
 
 
-class Stopped(SystemExit):
-    """The exception that a signal in `CLUSTER_SIGNALS` raises. The exit code is 128 + the number of the signal."""
-
-
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
     """Context manager: set the handler of signals, and restore the old handlers at the end.
@@ -96,32 +92,20 @@ def _readable(value: Any) -> str:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command. After a UserError or OSError, print it in one line and exit with 2; after Ctrl-C, exit with 130.
-
-    After one of `CLUSTER_SIGNALS`, exit with 128 + its number.
-    """
+    """Run a command. Exit with 2 after a UserError or OSError, printed in one line; exit with 130 after Ctrl-C."""
     sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
     os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
     try:
-        with signals_handled(_stop, CLUSTER_SIGNALS):
-            command()
-    except (KeyboardInterrupt, SystemExit) as ended:
-        by_user = KeyboardInterrupt in (type(ended), type(ended.__context__))  # the Trainer raises SystemExit instead
-        if by_user or isinstance(ended, Stopped):
-            say("stopped")
-        if not by_user:
-            raise
+        command()
+    except KeyboardInterrupt:
+        say("stopped")
         sys.exit(130)
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise
         print(f"error: {one_line(str(mistake))}", file=sys.stderr)
         sys.exit(2)
-
-
-def _stop(number: int, frame: object) -> None:
-    raise Stopped(128 + number)
 
 
 def silence_libraries() -> None:

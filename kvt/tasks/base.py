@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -62,13 +63,6 @@ class Task(L.LightningModule, ABC):
         self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None: no run of kvt
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but skip the checks of nn.Module if it is the name of the Trainer's current hook."""
-        if name == "_current_fx_name":  # the Trainer sets it 40 times a step
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
 
     @classmethod
     def monitored(cls) -> Metric:
@@ -319,6 +313,10 @@ class Task(L.LightningModule, ABC):
             if (of_all != of_all[0]).any():  # type: ignore[union-attr]
                 self.metric_notes[name] = "of the first process alone, which has a part of the rows"
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
+        if (
+            self.trainer.state.fn == TrainerFn.FITTING
+        ):  # loggers show this step instead of Lightning's, which is one less
+            self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
                 callback.on_record(name, float(value))

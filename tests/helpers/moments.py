@@ -15,18 +15,16 @@ import lightning as L
 from kvt.cli.lightning_cli import run_words
 from kvt.reports.paper import paper_of
 from kvt.run import pictures
-from kvt.run.callbacks import EndRun
-from kvt.run.checkpoints import AtomicCheckpointIO
-from kvt.run.recorder import Recorder
+from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
 from kvt.run.results import save_results
 from kvt.system.console import run
 from tests.helpers.drivers import fork_server, redirect_output
 
 BEGINS: dict[CodeType, str] = {
-    Recorder.on_train_batch_start.__code__: "step",
-    Recorder.on_train_batch_end.__code__: "boundary",
-    Recorder.on_validation_start.__code__: "validation",
-    Recorder.on_train_epoch_end.__code__: "boundary",
+    RunCallback.on_train_batch_start.__code__: "step",
+    RunCallback.on_train_batch_end.__code__: "boundary",
+    RunCallback.on_validation_start.__code__: "validation",
+    RunCallback.on_train_epoch_end.__code__: "boundary",
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
     paper_of.__code__: "afterwards",  # the result is saved
@@ -34,8 +32,7 @@ BEGINS: dict[CodeType, str] = {
 """The phase of a process by the function that begins it. Before all others it is "start"."""
 WITHIN: dict[CodeType, str] = {
     AtomicCheckpointIO.save_checkpoint.__code__: "checkpoint",
-    EndRun.on_train_batch_end.__code__: "agreement",
-    EndRun.on_validation_end.__code__: "agreement",
+    RunCallback._stop_if_asked.__code__: "agreement",
 }
 """A phase that lasts as long as a function."""
 

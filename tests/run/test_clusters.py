@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1, SIGUSR2
 
@@ -12,7 +11,7 @@ import pytest
 import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.run.cli import KvtCLI
-from kvt.run.run import make_trainer
+from kvt.run.fit import make_trainer
 from kvt.system.console import run
 from tests.conftest import QUIET, slow
 from tests.helpers.runs import read_history, read_result
@@ -56,11 +55,9 @@ def code_of(command) -> int:
 
 
 def test_no_command_loads_a_checkpoint_that_nobody_named(slurm):
-    """Lightning loads hpc_ckpt_1.ckpt in a job of SLURM, and on_exception.ckpt with `OnExceptionCheckpoint`."""
-    for name in ("hpc_ckpt_1.ckpt", "on_exception.ckpt"):
-        Path(name).write_text("another run's")
-    keeps = {"class_path": "lightning.pytorch.callbacks.OnExceptionCheckpoint", "init_args": {"dirpath": "."}}
-    result = kvt.train(REVERSE.changed(callbacks=[keeps]))
+    """In a job of SLURM, Lightning loads hpc_ckpt_1.ckpt from `default_root_dir`."""
+    Path("hpc_ckpt_1.ckpt").write_text("another run's")
+    result = kvt.train(REVERSE)
     for command in ("validate", "test", "predict"):
         run_words([command, "--ckpt_path", str(result.checkpoint), *QUIET])
     assert Path("hpc_ckpt_1.ckpt").read_text() == "another run's"
@@ -77,14 +74,6 @@ def test_a_clusters_signal_stops_a_run_resumably(slurm, capfd, number):
         kvt.train(REVERSE, folder, resume=folder == "mine")
     assert read_result(Path("mine")) == read_result(Path("whole"))
     assert read_history(Path("mine")) == read_history(Path("whole"))
-
-
-@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1, SIGUSR2])
-def test_a_clusters_signal_before_training_leaves_no_checkpoint(slurm, capfd, number):
-    command = partial(kvt.train, REVERSE, callbacks=[Send("on_fit_start", number)])
-    assert code_of(command) == 128 + number
-    assert capfd.readouterr().err.splitlines()[-1] == "stopped"
-    assert not [*Path().rglob("*.ckpt")]
 
 
 def test_a_clusters_signal_in_the_test_loses_nothing(slurm, capfd):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from lightning import Callback
 
 import kvt
-from kvt.run.recorder import Callback
 
 SIZES = {"train_size": 64, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "max_epochs": 2}
 SIZES |= {"dropout": 0.0, "enable_progress_bar": False, "seed": 1}

@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 
 from kvt.cli.lightning_cli import run_words
-from kvt.run import recorder
+from kvt.run.callbacks import RunCallback
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 LIBC = ctypes.CDLL(None)
@@ -26,7 +26,6 @@ pytestmark = [
 STEPS = {"reverse": 2400, "cifar10": 960, "anomaly": 960, "characters": 960, "translation": 960}
 VALIDATIONS = 24
 CACHE = type(lru_cache(len))
-ROWS = 8  # of the history, so that it is full before anything is measured
 
 
 class Allocated(ctypes.Structure):
@@ -54,11 +53,12 @@ def holdings(checkpoint: Path) -> dict[str, int]:
 
 
 class Watch(L.Callback):
-    """Notes what the process holds after each validation."""
+    """Notes what the process holds after each validation, without the history, which grows."""
 
     seen: ClassVar[list[dict[str, int]]] = []
 
     def on_validation_end(self, trainer, pl_module):
+        next(one for one in trainer.callbacks if isinstance(one, RunCallback)).rows.clear()
         self.seen.append(holdings(Path(trainer.log_dir) / "checkpoints" / "last.ckpt"))
 
 
@@ -68,7 +68,6 @@ def growth(folder: Path, task: str) -> dict[str, int]:
     Minima leave out what is held for a moment, such as events that TensorBoard's thread has still to write.
     """
     os.chdir(folder)
-    recorder.MAX_ROWS = ROWS
     words = ["run", "--config", str(CONFIGS / f"{task}.yaml"), *QUIET, *SMALL[task], "--check_val_every_n_epoch=null"]
     words += ["--max_epochs=-1", f"--max_steps={STEPS[task]}", f"--val_check_interval={STEPS[task] // VALIDATIONS}"]
     run_words([*words, f"--trainer.callbacks+={__name__}.{Watch.__name__}"])

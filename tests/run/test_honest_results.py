@@ -305,7 +305,7 @@ def test_history_events_checkpoint_and_result_agree(experiment, config, flags):
     kept = defaultdict(dict)
     for row in history(run):
         for name in row.keys() - {"step"}:
-            kept[name][int(row["step"]) - 1] = row[name]  # events count steps from 0
+            kept[name][int(row["step"])] = row[name]
     assert kept.keys() >= {"train/loss", "val/loss"}
     for name, values in kept.items():
         assert shown[name].keys() == values.keys(), name

@@ -1,4 +1,4 @@
-"""What `kvt test` measures is kept: in the run's result where it is the run's own, else beside it."""
+"""What `kvt test` measures is kept in the result of a run that was not tested, if it is the run's own."""
 
 import json
 import shutil
@@ -37,17 +37,12 @@ def measure(run: Path, kvt, name: str, *words: str) -> dict[str, float]:
     return json.loads((run / "result.json").read_text())
 
 
-def beside(run: Path) -> list[Path]:
-    return sorted(run.glob("test-*.json"))
-
-
 def test_the_best_checkpoint_on_its_own_test_split_runs_result(run, kvt, capsys):
     before = json.loads((run / "result.json").read_text())
     after = measure(run, kvt, "best")
     assert f"metrics in {run.relative_to(Path.cwd())}/result.json" in capsys.readouterr().out
     assert {name: after[name] for name in before} == before
     assert {name for name in after if name not in before} == {"test/acc", "test/loss"}
-    assert not beside(run)
 
 
 def test_it_equals_that_of_a_run_that_tests_itself(run, kvt):
@@ -55,19 +50,14 @@ def test_it_equals_that_of_a_run_that_tests_itself(run, kvt):
     assert measure(run, kvt, "best")["test/acc"] == pytest.approx(whole.metrics["test/acc"])
 
 
-def test_other_weights_and_limits_are_kept_beside_it(run, kvt):
-    before = (run / "result.json").read_bytes()
+def test_other_weights_limits_and_a_dry_run_leave_nothing(run, kvt, in_tmp_dir):
+    shutil.copy(run / "checkpoints" / "best.ckpt", "mine.ckpt")
+    before = contents(in_tmp_dir)
+    kvt("test", "--ckpt_path", "mine.ckpt")
     measure(run, kvt, "last")
-    (of_last,) = beside(run)
     measure(run, kvt, "best", "--limit_test_batches", "1")
-    (of_few,) = {*beside(run)} - {of_last}
-    kept = json.loads(of_last.read_text())
-    assert {"test/acc", "test/loss"} <= kept.keys()
-    assert kept["checkpoint"] == "checkpoints/last.ckpt"
-    assert json.loads(of_few.read_text())["notes"] == {"limit_test_batches": "1: not all of the data"}
-    measure(run, kvt, "last")
-    assert len(beside(run)) == 2
-    assert (run / "result.json").read_bytes() == before
+    measure(run, kvt, "best", "--fast_dev_run", "true")
+    assert contents(in_tmp_dir) == before
 
 
 @pytest.mark.parametrize("named", [[], ["--config", "limited/config.yaml"]], ids=["checkpoint", "config"])
@@ -83,8 +73,6 @@ def test_the_limits_of_a_run_do_not_limit_what_is_measured_later(in_tmp_dir, kvt
         kvt(command, "--ckpt_path", str(run / "checkpoints" / "best.ckpt"), *named)
         whole = (task.predict(data.splits[split][0]) == data.splits[split][1]).float().mean()
         assert f"{float(whole):.4f}" in capsys.readouterr().out
-    (kept,) = beside(run)
-    assert not json.loads(kept.read_text())["notes"]
     (run / "result.json").write_text(json.dumps(before))
     after = measure(run, kvt, "best", *named)
     assert after["notes"] == before["notes"]
@@ -97,18 +85,3 @@ def test_the_limit_of_a_run_without_a_test_is_no_note(in_tmp_dir, kvt):
     run = package.train(config.changed(limit_test_batches=1), test=False).folder
     assert not json.loads((run / "result.json").read_text())["notes"]
     assert "test/acc" in measure(run, kvt, "best")
-
-
-def test_a_run_without_a_result_gets_none(run, kvt):
-    (run / "result.json").unlink()
-    kvt("test", "--ckpt_path", str(run / "checkpoints" / "best.ckpt"))
-    assert not (run / "result.json").exists()
-    assert len(beside(run)) == 1
-
-
-def test_a_checkpoint_elsewhere_and_a_dry_run_leave_nothing(run, kvt, in_tmp_dir):
-    shutil.copy(run / "checkpoints" / "best.ckpt", "mine.ckpt")
-    before = contents(in_tmp_dir)
-    kvt("test", "--ckpt_path", "mine.ckpt")
-    measure(run, kvt, "best", "--fast_dev_run", "true")
-    assert contents(in_tmp_dir) == before

@@ -3,14 +3,12 @@
 import json
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 import yaml
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import kvt
 from kvt import train
@@ -18,14 +16,11 @@ from kvt.cli.lightning_cli import run_words
 from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system.errors import UserError
-from kvt.tasks import ListTask
-from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL_LISTS
 from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result, weights
 
 SIZES = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 1}
 REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
-PLATEAU = {**REVERSE.model, "class_path": f"{__name__}.Plateau"}
 
 
 class Keep(L.Callback):
@@ -68,15 +63,6 @@ def killed_and_whole(config: kvt.RunConfig, root: Path) -> tuple[Path, Path]:
     return killed, whole
 
 
-class Plateau(ListTask):
-    """Halves its learning rate at the end of each epoch whose validation is not much better than the best."""
-
-    def configure_optimizers(self):
-        optimizer = make_optimizer(self)
-        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
-
-
 class StopAtValidation(L.Callback):
     """Asks the run to stop, as Ctrl-C and clusters do, in the validation after a step."""
 
@@ -111,9 +97,8 @@ def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
         (early(monitor="val/loss", patience=2), 18),
         (early(monitor="train/loss", patience=2), 18),
         (early(monitor="val/loss", patience=1).changed(val_check_interval=0.5), 6),
-        (replace(REVERSE.changed(max_epochs=4, threads=1), model=PLATEAU), 24),
     ],
-    ids=["validation", "training", "amid an epoch", "plateau"],
+    ids=["validation", "training", "amid an epoch"],
 )
 def test_what_reads_metrics_after_a_validation_finds_them_in_a_resumed_run(config, steps, in_tmp_dir):
     """The last checkpoint is written after the validation, and the metrics are read at the end of the epoch."""
@@ -176,7 +161,6 @@ def test_a_run_that_failed_is_left_to_others(in_tmp_dir):
     with pytest.raises(FailureError):
         kvt.train(REVERSE, "mine", callbacks=[Fail(after=3)])
     assert not is_in_use(Path("mine"))
-    assert not Path("mine/.lock").exists()
     assert kvt.train(REVERSE, "mine", resume=True).metrics
 
 

@@ -10,7 +10,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
-from kvt.run.run import fit
+from kvt.run.fit import fit
 from kvt.system.console import run
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer

@@ -6,28 +6,10 @@ from itertools import pairwise
 import lightning as L
 import pytest
 
-from kvt.run import recorder
-from kvt.run.recorder import Recorder
+from kvt.run.callbacks import RunCallback
 from kvt.tasks import DigitLists, ListTask
 
-STEPS = 10_000
 SECONDS = 0.05  # of each pause
-
-
-@pytest.mark.parametrize("interval", [1, 7])
-def test_each_kind_of_row_is_kept_all_along_the_run(interval, monkeypatch):
-    """Every tenth row is of a validation."""
-    monkeypatch.setattr(recorder, "MAX_ROWS", 200)
-    history = Recorder()
-    for step in range(interval, STEPS, interval):
-        history.add("val/loss" if step % (10 * interval) == 0 else "train/loss", float(step), step)
-        assert len(history.rows) <= 200
-        assert history.rows[-1]["step"] == step
-    for name in ("train/loss", "val/loss"):
-        rows = [row for row in history.rows if name in row]
-        steps = [row["step"] for row in rows]
-        assert [row[name] for row in rows] == steps == sorted(set(steps))
-        assert max(b - a for a, b in pairwise([0, *steps, STEPS])) <= STEPS / 10
 
 
 class Pauses(L.Callback):
@@ -47,7 +29,8 @@ class Stops(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         time.sleep(SECONDS)
-        self.seconds.append(self.recorder.state_dict()["seconds"])
+        self.recorder.on_save_checkpoint(trainer, pl_module, saved := {})
+        self.seconds.append(saved["run"]["seconds"])
 
 
 class Listens(L.Callback):
@@ -70,7 +53,7 @@ def train(epochs, *callbacks, **settings):
 
 
 def test_every_callback_that_listens_is_told_what_the_history_keeps():
-    history, listener = Recorder(), Listens()
+    history, listener = RunCallback(), Listens()
     train(1, history, listener, log_every_n_steps=2, num_sanity_val_steps=0)
     kept = [(name, value) for row in history.rows for name, value in row.items() if "/" in name]
     assert listener.told == kept
@@ -79,20 +62,20 @@ def test_every_callback_that_listens_is_told_what_the_history_keeps():
 
 
 def test_a_stop_between_two_logs_loses_no_seconds():
-    stops = Stops(Recorder())
+    stops = Stops(RunCallback())
     train(1, stops.recorder, stops, log_every_n_steps=1000)
     assert len(stops.seconds) == 5
     assert all(later - before >= SECONDS for before, later in pairwise(stops.seconds))
 
 
 def test_the_clock_counts_every_prediction_of_training_and_its_seconds_alone():
-    recorder, resumed = Recorder(), Recorder()
+    recorder, resumed = RunCallback(), RunCallback()
     start = time.perf_counter()
     trainer = train(3, recorder, Pauses(), num_sanity_val_steps=2)
     # three pauses in each of three epochs; those of the sanity check come before the clock
     assert 0 < recorder.seconds <= time.perf_counter() - start - 9 * SECONDS
     assert recorder.count == 3 * 40 * 6
     assert recorder.rate * recorder.seconds == pytest.approx(recorder.count)
-    resumed.setup(trainer, trainer.lightning_module, "test")
-    resumed.load_state_dict(recorder.state_dict())
+    recorder.on_save_checkpoint(trainer, trainer.lightning_module, saved := {})
+    resumed.on_load_checkpoint(trainer, trainer.lightning_module, saved)
     assert resumed.rate == recorder.rate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kvt
-from kvt.run.run import Result
+from kvt.run.fit import Result
 from kvt.system import hardware
 
 CONFIG = kvt.RunConfig.from_name("reverse").changed(
