@@ -5,18 +5,18 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvt.data.image_files import ImageFile, Listing
+from kvt.data.files import state_of
 from kvt.data.tensor_files import splits_among
-from kvt.data.texts import LEARNED, PIECE, Corpus, Group, nfc, plain
+from kvt.data.texts import LEARNED, PIECE, Corpus, Group, plain
 from kvt.system.errors import UserError
-from kvt.system.files import state_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -68,27 +68,26 @@ def column(named: str, rows: "Dataset", kind: str) -> str:
     return found[0]
 
 
-def list_images(named: str) -> Listing:
-    """List the images of a data set, the only column of type Image, with classes from the only column of ClassLabel."""
+def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
+    """Return classes, encoded images and labels of each split, and the files that hold them.
+
+    A data set needs one column of type Image, and one column of type ClassLabel.
+    """
     splits = load(named, "train", "test")
     import datasets
 
     image, label = (column(named, splits["train"], kind) for kind in ("Image", "ClassLabel"))
-    classes, found = [*map(nfc, splits["train"].features[label].names)], {}
+    classes = splits["train"].features[label].names
     for split, rows in splits.items():
         if rows.features != splits["train"].features or not {*rows[label]} <= {*range(len(classes))}:
             raise UserError(f"{named}: {split} has other columns or classes than train, or images without a class")
-        encoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-        found[split] = [
-            ImageFile(f"{named} {split}[{i}]", value, partial(_content, encoded, image, i))
-            for i, value in enumerate(rows[label])
-        ]
-    return Listing(base_name(named), classes, found, _files(splits))
+    encoded = {split: rows.cast_column(image, datasets.Image(decode=False)) for split, rows in splits.items()}
+    found = {split: ((_content(row[image]), row[label]) for row in rows) for split, rows in encoded.items()}
+    return classes, found, _files(splits)
 
 
-def _content(rows: "Dataset", column: str, index: int) -> bytes:
-    image = rows[index][column]
-    return image["bytes"] or Path(image["path"]).read_bytes()
+def _content(image: Mapping[str, Any]) -> BytesIO:
+    return BytesIO(image["bytes"] or Path(image["path"]).read_bytes())
 
 
 def _files(splits: "Mapping[str, Dataset]") -> list[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 
+from kvt.data.files import once, require_file
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_file
+from kvt.system.files import atomically
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 """A dict that maps each split to a tensor of images or features and a tensor of labels."""
@@ -22,7 +22,6 @@ SPLITS = ("train", "test")
 SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
 """A dict that maps lower-case names of folders, or of splits of a data set, to the names of kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # a remedy in messages
 
 
 def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
@@ -110,25 +109,6 @@ def require_finite(features: Tensor, name: str) -> None:
         raise UserError(
             f"{name} has {len(rows)} rows with features that are not finite, the first is row {int(rows[0])}"
         )
-
-
-def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
-    """Call `work()` unless `is_done()`; if several processes call `once`, one process works and the others wait.
-
-    The processes may belong to different users, and share a lock file in the data folder. If `is_done()` is true, the
-    function does not use the lock file, so that the folder may be read-only. Calls of `once` may be nested.
-    """
-    if is_done():
-        return
-    folder = data_dir / ".cache"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # 0o666 regardless of the umask
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
-    with lock:
-        if not is_done():  # another process may have worked while this process waited
-            work()
 
 
 def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:

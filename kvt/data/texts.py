@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from kvt.data.files import require_file, state_of
 from kvt.system.errors import UserError
-from kvt.system.files import list_files, require_file, state_of
+from kvt.system.files import list_files
 
 PIECE = 2**23  # number of bytes of text that are read and encoded at once
 LIBRARY = Path(sysconfig.get_path("stdlib"))

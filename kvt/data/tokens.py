@@ -22,10 +22,10 @@ from torch import Tensor
 from torchtext.vocab import Vocab
 from tqdm import tqdm
 
-from kvt.data.tensor_files import once
+from kvt.data.files import once, require_file
 from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint, nfc
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
+from kvt.system.files import atomically, read_json, sha256_of, write_atomically
 
 IGNORE = -100
 """The target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy."""

@@ -25,17 +25,6 @@ def user_path(text: str | Path) -> Path:
     return Path(text).expanduser()
 
 
-def optional_path(text: str | None) -> Path | None:
-    """Return `user_path(text)`, or None if `text` is None."""
-    return None if text is None else user_path(text)
-
-
-def require_file(path: str | Path, remedy: str) -> None:
-    """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
-    if not os.path.isfile(path):
-        raise UserError(f"{path} is {'not a file' if os.path.exists(path) else 'missing'}: {remedy}")
-
-
 def require_writable(path: Path) -> Path:
     """Return `path`, the value of --out; raise UserError if it is a folder, or its parent is missing or read-only."""
     if path.is_dir():
@@ -61,16 +50,6 @@ def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) 
 def is_hidden(name: str) -> bool:
     """Return whether the name is one of files that operating systems and editors create, such as .DS_Store."""
     return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # macOS and Synology create these
-
-
-def state_of(path: str | Path) -> str:
-    """Return size, modification time and inode change time of a file. The text changes whenever the file changes.
-
-    The modification time is not enough: cp -p and rsync copy it from another file. No program can set the inode change
-    time.
-    """
-    state = os.stat(path)
-    return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
 def sha256_of(path: Path) -> str:

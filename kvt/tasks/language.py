@@ -28,11 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvt.data.download import Remote, download
+from kvt.data.files import Remote, download, once, optional_path
 from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
-from kvt.data.tensor_files import once
 from kvt.data.texts import LIBRARY, Corpus, fingerprint, nfc, read_text
 from kvt.data.tokens import (
     IGNORE,
@@ -52,7 +51,7 @@ from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
-from kvt.system.files import optional_path, user_path, write_atomically
+from kvt.system.files import user_path, write_atomically
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData

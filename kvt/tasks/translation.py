@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
 from kvt.data import hub
-from kvt.data.download import Remote, download
+from kvt.data.files import Remote, download, optional_path
 from kvt.data.hub import is_hub
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.tensor_files import SPLIT_NAMES
@@ -36,7 +36,6 @@ from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
 from kvt.tasks.base import Spec, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal

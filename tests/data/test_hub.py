@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from kvt.data.hub import list_images, read_pairs, read_texts
-from kvt.data.images import DecodedSource, open_images
+from kvt.data.images import DecodedImages, open_images
 from kvt.tasks import Characters, Images, SentencePairs, TextTokens
 from tests.conftest import SMALL_IMAGES, write_images, write_sentences
 from tests.data.helpers import user_error
@@ -40,7 +40,7 @@ def pictures(labels: list | None = None) -> dict[str, list]:
     return {"image": [Image.fromarray(pixels) for pixels in levels], "label": labels or [0, 1, 0, 1]}
 
 
-def source(root: str) -> DecodedSource:
+def source(root: str) -> DecodedImages:
     return open_images("cifar10", Path("data"), Path(root))
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from kvt.data.image_files import list_folder
-from kvt.data.images import DecodedSource
+from kvt.data.images import DecodedImages
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
 from tests.data.helpers import cut, user_error
@@ -46,7 +45,7 @@ def images(tmp_path) -> Path:
 
 def backbone_features(root: Path, weights: Path | None, backbone: str = BACKBONE) -> BackboneFeatures:
     data_dir = root.parent / "data"
-    return BackboneFeatures(DecodedSource(list_folder(root), data_dir), backbone, weights, data_dir)
+    return BackboneFeatures(DecodedImages(root, root.name, data_dir), backbone, weights, data_dir)
 
 
 def by_hand(model: nn.Module, last: nn.Linear, images: Tensor) -> Tensor:
