@@ -19,27 +19,7 @@ from kvt.system.files import atomically
 Splits = dict[str, tuple[Tensor, Tensor]]
 """A dict that maps each split to a tensor of images or features and a tensor of labels."""
 SPLITS = ("train", "test")
-SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
-"""A dict that maps lower-case names of folders, or of splits of a data set, to the names of kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-
-
-def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Return a dict from kvt's splits to the names that `SPLIT_NAMES` maps to them, and a list of all other names.
-
-    Raises UserError if two names mean the same split. The message names the folder or data set as `place`.
-    """
-    found: dict[str, str] = {}
-    others = []
-    for name in names:
-        split = SPLIT_NAMES.get(name.lower())
-        if split is None:
-            others.append(name)
-        elif split in found:
-            raise UserError(f"{place} has {found[split]} and {name}, both the split {split}: rename or remove one")
-        else:
-            found[split] = name
-    return found, others
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:

@@ -16,7 +16,6 @@ from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
-from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
@@ -43,7 +42,7 @@ class TaskData(L.LightningDataModule, ABC):
     measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec`, measured on training data, that a trained model keeps
     only_predict: str | None = None
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
-    measures_others: bool = False  # whether a model may be evaluated on data other than its training data
+    measures_others: bool = False
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -85,15 +84,6 @@ class TaskData(L.LightningDataModule, ABC):
             self.save_hyperparameters(
                 {"content": self.content}, logger=False
             )  # identifies the data regardless of their path
-
-    def note_left_out(self, place: object, what: str | None) -> None:
-        """Report parts of a file or folder that `load` does not read, by a message and by a note in the result.
-
-        `what` describes these parts; None if `load` reads everything.
-        """
-        if what:
-            self.notes["left_out"] = what
-            say(printable(f"{place}: left out: {what}"))
 
     def note_counts(self, name: str, **counts: int) -> None:
         """Print a line and add a note if a known data set has another number of examples than its published version."""
