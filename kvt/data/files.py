@@ -78,18 +78,18 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
             if packed:
                 part.write_bytes(gzip.decompress(part.read_bytes()))
 
-    with available(f"{path} is missing", f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"):
+    with available(str(path), f"put {'the content of ' * packed}{remote.url} there, or {ELSEWHERE}"):
         once(data_dir, path.exists, fetch)
     return path
 
 
 @contextmanager
-def available(missing: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns an error of a download into a UserError with the texts `missing` and `remedy`."""
+def available(name: str, remedy: str) -> Iterator[None]:
+    """Context manager that turns an error of a download into a UserError with the name of the data and the remedy."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # libraries raise errors of many types for files that are missing or broken
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{missing} and cannot be downloaded ({reason:.300}): {remedy}") from error
+        raise UserError(f"{name} cannot be read or downloaded ({reason:.300}): {remedy}") from error

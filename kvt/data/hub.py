@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvt.data.files import state_of
+from kvt.data.files import available, state_of
 from kvt.data.texts import plain
 from kvt.system.errors import UserError
 
@@ -43,14 +43,10 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
     import datasets  # an optional dependency
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # else `datasets` also logs errors that it raises
-    name, _, configuration = named.removeprefix(PREFIX).partition(":")
-    name = os.path.expanduser(name)
+    name, _, configuration = os.path.expanduser(named.removeprefix(PREFIX)).partition(":")
     is_saved = os.path.isfile(os.path.join(name, datasets.config.DATASETDICT_JSON_FILENAME))
-    try:
+    with available(named, "check the name and the network"):
         found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, configuration or None)
-    except Exception as error:  # the network and the readers of the formats raise errors of many types
-        reason = " ".join(str(error).split())
-        raise UserError(f"{named} cannot be loaded ({reason:.300}): check the name and the network") from error
     splits = {"val" if split == "validation" else split: rows for split, rows in found.items()}
     if missing := {*needed} - {*splits}:
         raise UserError(f"{named} has splits {', '.join(found)}, but no split {min(missing)}: choose another data set")
@@ -101,8 +97,5 @@ class HubCorpus:
     def splits(self) -> dict[str, Iterator[str]]:
         """Return a dict from "train", and "val" if there is this split, to its documents."""
         splits, (column,) = self._loaded
-        return {
-            split: (plain(text) for text in splits[split][column] if text is not None)
-            for split in ("train", "val")
-            if split in splits
-        }
+        found = {split: splits[split][column] for split in ("train", "val") if split in splits}
+        return {split: (plain(text) for text in texts if text is not None) for split, texts in found.items()}

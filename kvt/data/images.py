@@ -27,30 +27,6 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""
 
 
-def open_images(
-    dataset: str,
-    data_dir: Path,
-    root: Path | None = None,
-    image_size: int | None = None,
-    sets: "Mapping[str, ImageSet] | None" = None,
-) -> "DecodedImages | KnownImages":
-    """Return the source of images: `root` if given, else the folder `data_dir/dataset` if it exists, else a known set.
-
-    The known set is `sets[dataset]`, where `sets` is `SETS` by default.
-    """
-    sets = SETS if sets is None else sets
-    if root is not None:
-        name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))
-        return DecodedImages(root, name, data_dir, image_size)
-    if dataset not in sets:
-        raise unknown("data set", dataset, sets)
-    if os.path.isdir(data_dir / dataset / "train"):
-        return DecodedImages(data_dir / dataset, dataset, data_dir, image_size)
-    if image_size is not None:
-        raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
-    return KnownImages(dataset, sets[dataset], data_dir)
-
-
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the classes, and for each split the paths and labels of its images, as torchvision's ImageFolder does.
 
@@ -227,7 +203,7 @@ class KnownImages:
     def load(self, split: str, download: bool = False) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first."""
         own = f"put images into {self.data_dir / self.name}/train/<class>/ and test/<class>/"
-        with available(f"{self.name} is missing or broken in {self.data_dir}", f"{own}, or {ELSEWHERE}"):
+        with available(f"{self.name} in {self.data_dir}", f"{own}, or {ELSEWHERE}"):
             return self._set.read(self.data_dir, split, download)
 
     def _is_there(self) -> bool:
@@ -243,3 +219,23 @@ A source has the attributes `name`, `classes`, `shape` and `splits`, and the met
 caches of tensors that are computed from the images. `content` is a hash of the images, independent of their location,
 or the name of a known set.
 """
+
+
+def open_images(
+    dataset: str,
+    data_dir: Path,
+    root: Path | None = None,
+    image_size: int | None = None,
+    sets: Mapping[str, ImageSet] = SETS,
+) -> ImageSource:
+    """Return the images in `root` if given, else in the folder `data_dir/dataset` if it exists, else of a known set."""
+    if root is not None:
+        name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))
+        return DecodedImages(root, name, data_dir, image_size)
+    if dataset not in sets:
+        raise unknown("data set", dataset, sets)
+    if os.path.isdir(data_dir / dataset / "train"):
+        return DecodedImages(data_dir / dataset, dataset, data_dir, image_size)
+    if image_size is not None:
+        raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
+    return KnownImages(dataset, sets[dataset], data_dir)

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -310,7 +310,7 @@ class TokenFile:
         with atomically(self.path) as part, part.open("wb") as file:
             for documents in self.corpus.splits().values():
                 for text in tqdm(filter(None, documents), desc="documents", disable=None):
-                    for ids in (*self.tokens.encode_parts(text), [self.tokens.end]):
+                    for ids in chain(self.tokens.encode_parts(text), [[self.tokens.end]]):
                         file.write(np.asarray(ids, self.dtype).tobytes())
                 ends.append(file.tell() // self.dtype.itemsize)
             if not ends[-1]:

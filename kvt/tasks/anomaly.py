@@ -110,7 +110,7 @@ class BackboneFeatures:
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
         remedy = f"put {url} into {folder}, or pass a file of your own as weights or features"
-        with available(f"{self.published} are missing or broken in {folder}", remedy):
+        with available(f"{self.published} in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 
     def _own_model(self, path: Path) -> nn.Module:

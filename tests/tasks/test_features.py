@@ -132,7 +132,7 @@ def test_published_weights_lie_where_torchvision_keeps_them_and_see_what_own_one
     torch.testing.assert_close(published.load()["test"][0], own.load()["test"][0])
     published.cache.unlink()
     cut(there, 0.9)
-    assert "are missing or broken" in user_error(published.prepare)
+    assert "cannot be read" in user_error(published.prepare)
 
 
 def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
