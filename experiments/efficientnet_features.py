@@ -14,10 +14,11 @@ from torch import Tensor
 from torchvision.transforms.functional import resize
 from tqdm import tqdm
 
+from kvt.data.files import optional_path
 from kvt.data.images import open_images
 from kvt.system.console import run
 from kvt.system.errors import UserError, require_positive
-from kvt.system.files import atomically, optional_path, require_writable, user_path
+from kvt.system.files import atomically, require_writable, user_path
 
 
 @torch.inference_mode()

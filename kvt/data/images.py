@@ -2,161 +2,144 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision import datasets
-from torchvision.datasets.utils import extract_archive
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from kvt.data.download import Remote, fetch, network
-from kvt.data.hub import is_hub, list_images
-from kvt.data.image_files import (
-    GREY,
-    ImageFile,
-    Listing,
-    fitted,
-    list_folder,
-    mode_of,
-    read_image,
-    split_folders,
-    to_tensor,
-)
-from kvt.data.tensor_files import ELSEWHERE, SPLITS, Splits, cache_splits, fingerprint, once, read_splits
+from kvt.data.files import ELSEWHERE, available, once, state_of
+from kvt.data.hub import base_name, is_hub, list_images
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import require_file, sha256_of, state_of
+
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+"""The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""
 
 
-def open_images(
-    dataset: str,
-    data_dir: Path,
-    root: Path | None = None,
-    image_size: int | None = None,
-    sets: "Mapping[str, ImageSet] | None" = None,
-) -> "DecodedSource | KnownSource":
-    """Return the source of images: `root` if given, else the folder `data_dir/dataset` if it exists, else a known set.
+def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
+    """Return the classes, and for each split the paths and labels of its images, as torchvision's ImageFolder does.
 
-    The known set is `sets[dataset]`, where `sets` is `SETS` by default.
+    Images are in `root/train/<class>/`, and in `root/test/<class>/` or `root/val/<class>/` or both.
     """
-    sets = SETS if sets is None else sets
-    if root is not None:
-        found = list_images(str(root)) if is_hub(root) else list_folder(root)
-        return DecodedSource(found, data_dir, image_size)
-    if dataset not in sets:
-        raise unknown("data set", dataset, sets)
-    folder = data_dir / dataset
-    if os.path.isdir(folder) and "train" in split_folders(folder)[0]:
-        source = DecodedSource(list_folder(folder), data_dir, image_size)
-        source.name = dataset  # `folder` may be a link to a folder with another name
-        return source
-    if image_size is not None:
-        raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
-    return KnownSource(dataset, sets[dataset], data_dir)
+    found = {}
+    try:
+        classes, numbers = find_classes(root / "train")
+        for split in ("train", "test", "val"):
+            if split == "train" or os.path.isdir(root / split):
+                if others := {*find_classes(root / split)[0]} - {*classes}:
+                    raise UserError(f"{root / split / min(others)} is not a class of train/: add or remove it")
+                found[split] = make_dataset(root / split, numbers, IMG_EXTENSIONS, allow_empty=split != "train")
+    except OSError as error:
+        raise UserError(f"{root} needs images in train/<class>/ and test/<class>/: {error}") from error
+    if len(found) < 2 or not all(found.values()):
+        raise UserError(f"{root} needs images in test/<class>/ or val/<class>/: add some")
+    return classes, found
 
 
-class DecodedSource:
-    """Images of any format and size from a folder or a Hugging Face data set, decoded once and cached.
+def read_image(file: str | BytesIO, name: str) -> Image.Image:
+    """Return the image in a file, grey ("L") or RGB; raise a UserError with the name if the file is damaged."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return grey_or_rgb(image)
+    except Exception as error:  # PIL raises errors of many types, depending on the damage
+        raise UserError(f"{name} is not a readable image ({error!r}): replace or remove it") from error
 
-    A folder has images in `root/train/<class>/`, and in `root/test/<class>/` or `root/val/<class>/` or both.
-    `SPLIT_NAMES` lists other accepted names of the folders train, test and val. Images have the order of torchvision's
-    ImageFolder. `list_images` describes how images of a Hugging Face data set are found.
 
-    The decoded images are grey if all files are grey, otherwise RGB. Images are rotated by their EXIF data. Transparent
-    pixels are blended with white. Only the first frame of a file is read. Of a level with 16 bits, the upper 8 bits are
-    kept. With `image_size`, the shorter side is resized to `image_size` pixels, and the centre is cropped to a square.
-    Without `image_size`, all images must have equal sizes. The decoded tensors are cached in `data_dir/.cache`. The
-    name of the cache file contains a hash of the paths, sizes and times of all image files.
+def grey_or_rgb(image: Image.Image) -> Image.Image:
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
-    A folder with images but without train/ has one split, "predict". Its images have no classes, so all labels are −1.
-    Its decoded tensors are not cached.
+
+def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Resize an image in proportion, to the least size that covers width x height; return the centre of this size."""
+    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+
+
+class DecodedImages:
+    """Images from a folder (see `list_folder`) or a Hugging Face data set (see `list_images`), decoded once.
+
+    The images are grey if all files are grey, otherwise RGB. With `image_size`, the shorter side is resized to
+    `image_size` pixels, and the centre is cropped to a square. Without `image_size`, all images must have equal sizes.
+    The tensors are cached in `data_dir/.cache`. The name of the cache file contains a hash of the paths, sizes and
+    times of all image files.
     """
 
-    def __init__(self, found: Listing, data_dir: Path, image_size: int | None = None) -> None:
+    def __init__(self, root: Path, name: str, data_dir: Path, image_size: int | None = None) -> None:
         if image_size is not None:
             require_positive(image_size=image_size)
-        self.root, self.classes, self._files, files, self.left_out = found
-        self.image_size, self.name, self.has_classes = image_size, os.path.basename(self.root), bool(self.classes)
-        digest = hashlib.sha256(f"upright, over white, 16 bits {image_size} ".encode())
-        for path in files:
-            require_file(path, "replace or remove it")
-            digest.update(os.fsencode(path) + f"\0{state_of(path)}\n".encode())
-        key = digest.hexdigest()[:16]
-        self.key = f"{self.name}-{key}"
-        self._cache = data_dir / ".cache" / f"{self.name:.40}-{key}.pt"
-        self._first = next(self._all())
-        image = self._read(self._first)
-        self.shape = (self._channels(), image.height, image.width)
+        self.root, self.name, self.image_size = root, name, image_size
+        self._files: dict[str, list[tuple[str, int]]] = {}
+        self._found: Mapping[str, Iterable[tuple[str | BytesIO, int]]]
+        if is_hub(root):
+            self.classes, self._found, files = list_images(str(root))
+        else:
+            self.root = Path(os.path.realpath(root))
+            self.classes, self._files = list_folder(self.root)
+            self._found, files = self._files, [path for pairs in self._files.values() for path, _ in pairs]
+        self.splits = [*self._found]
+        states = "\n".join([f"2 {image_size}", *(f"{path}\0{state_of(path)}" for path in files)])
+        self.key = f"{name}-{hashlib.sha256(os.fsencode(states)).hexdigest()[:16]}"
+        self._cache = data_dir / ".cache" / f"{self.key[-57:]}.pt"
 
     def prepare(self) -> None:
         """Decode all images into the cache unless it is complete; several processes may call `prepare` at once."""
-        if self.has_classes:
-            cache_splits(self._cache, lambda: {split: self._decode(split) for split in self._files}, self._read_cache)
-
-    @property
-    def splits(self) -> list[str]:
-        return [*self._files]
+        cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of the files of a split, relative to the root, in the order of the images of the split.
+        """Return the paths of the files of a split, relative to the root; None for a Hugging Face data set."""
+        return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
-        The result is None if a file contains more than one image, as in a Hugging Face data set.
-        """
-        return [
-            os.path.relpath(file.name, self.root) for file in self._files.get(split, ()) if not file.content
-        ] or None
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._splits["train"][0].shape[1:])
 
     @cached_property
     def content(self) -> str:
+        """A hash of the images and labels."""
         return fingerprint(self._splits)
 
-    @cached_property
-    def _splits(self) -> Splits:  # memory-mapped
-        if not self.has_classes:
-            return {split: self._decode(split) for split in self._files}
-        self.prepare()
-        return self._read_cache(self._cache)
-
     def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of a split; call `prepare` first."""
+        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of a split."""
         images, labels = self._splits[split]
         return images.clone(), labels.clone()
 
-    def _all(self) -> Iterator[ImageFile]:
-        return chain.from_iterable(self._files.values())
+    @cached_property
+    def _splits(self) -> Splits:  # memory-mapped
+        self.prepare()
+        return self._read(self._cache)
 
-    def _read_cache(self, path: Path) -> Splits:
-        return read_splits(path, self._files)
+    def _read(self, path: Path) -> Splits:
+        return read_splits(path, self.splits)
 
-    def _channels(self) -> int:
-        with suppress(UserError):  # if the cache is readable, there is no need to open image files
-            return self._read_cache(self._cache)["train"][0].shape[1]
-        return 1 if all(mode_of(file) in GREY for file in self._all()) else 3
-
-    def _decode(self, split: str) -> tuple[Tensor, Tensor]:
-        # in one thread, because PIL holds the GIL for most of the time: two threads took twice as long
-        files = self._files[split]
-        channels, height, width = self.shape
-        images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
-        for i, file in enumerate(tqdm(files, desc=f"decoding {self.name}/{split}", disable=None)):
-            image = self._read(file)
-            if image.size != (width, height):
-                like = f", {self._first.name}" if self.has_classes else ", the model's images"
-                sizes = f"{file.name} is {image.width}x{image.height} pixels{like} {width}x{height}"
-                raise UserError(f"{sizes}: resize all images to one size, or set --image_size")
-            images[i] = to_tensor(image, channels)
-        return images, torch.tensor([file.label for file in files])
-
-    def _read(self, file: ImageFile) -> Image.Image:
-        image, size = read_image(file.name, self.image_size, file.content), self.image_size
-        return image if size is None else fitted(image, size, size)
+    def _decode(self) -> Splits:
+        images: dict[str, list[Tensor]] = {split: [] for split in self.splits}
+        labels: dict[str, list[int]] = {split: [] for split in self.splits}
+        first = None
+        for split, pairs in self._found.items():
+            for file, label in tqdm(pairs, desc=f"decoding {self.name}/{split}", disable=None):
+                name = file if isinstance(file, str) else f"{self.root} {split}[{len(labels[split])}]"
+                image = read_image(file, name)
+                if self.image_size is not None:
+                    image = fitted(image, self.image_size, self.image_size)
+                first = first or (name, image.size)
+                if image.size != first[1]:
+                    sizes = f"{name} has (width, height) {image.size}, {first[0]} has {first[1]}"
+                    raise UserError(f"{sizes}: resize all images to one size, or set --image_size")
+                images[split].append(pil_to_tensor(image))
+                labels[split].append(label)
+        channels = max(len(image) for of_split in images.values() for image in of_split)
+        stacked = {split: [image.expand(channels, -1, -1) for image in found] for split, found in images.items()}
+        return {split: (torch.stack(found), torch.tensor(labels[split])) for split, found in stacked.items()}
 
 
 @dataclass(frozen=True)
@@ -166,149 +149,93 @@ class ImageSet:
     Args:
         shape: shape of an image, (C, H, W).
         classes: names of the classes.
-        read: function of two arguments, data_dir and "train" or "test", that returns images, uint8 (N, C, H, W), and
-            labels, int64 (N,).
-        files: dict that maps the names of the files of the data set to their SHA-256.
-        folder: folder of the files, relative to data_dir.
-        url: address of the folder from which kvt downloads the files; "" means that the user provides the files.
+        read: function of data_dir, "train" or "test", and whether to download missing files, that returns images,
+            uint8 (N, C, H, W), and labels, int64 (N,).
         mean: mean of the pixels, from 0 to 1, for normalisation: one number, or one number for each channel.
         std: standard deviation of the pixels, for normalisation: one number, or one number for each channel.
     """
 
     shape: tuple[int, int, int]
     classes: Sequence[str]
-    read: Callable[[Path, str], tuple[Tensor, Tensor]]
-    files: Mapping[str, str]
-    folder: str = ""
-    url: str = ""
+    read: Callable[[Path, str, bool], tuple[Tensor, Tensor]]
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.25,)
 
 
-def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str], tuple[Tensor, Tensor]]:
+def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tuple[Tensor, Tensor]]:
     """Return a function that reads a data set of torchvision, for the field `read` of an `ImageSet`."""
 
-    def read(data_dir: Path, split: str) -> tuple[Tensor, Tensor]:
-        data = dataset(data_dir, train=split == "train")
+    def read(data_dir: Path, split: str, download: bool) -> tuple[Tensor, Tensor]:
+        data = dataset(data_dir, train=split == "train", download=download)
         images, labels = torch.as_tensor(data.data), torch.as_tensor(data.targets)
         return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2), labels  # MNIST: (N, H, W)
 
     return read
 
 
-ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141"
 DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # mean and std of MNIST
-PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "url": "https://www.cs.toronto.edu/~kriz"}
-PHOTOS |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # of CIFAR-10
+PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
+"""Mean and std of CIFAR-10."""
+OBJECTS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SETS: dict[str, ImageSet] = {
-    "mnist": ImageSet(
-        **DIGITS,
-        classes=[*map(str, range(10))],
-        read=torchvision(datasets.MNIST),
-        folder="MNIST/raw",
-        url="https://ossci-datasets.s3.amazonaws.com/mnist",
-        files={
-            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-    ),
-    "fashion_mnist": ImageSet(
-        **DIGITS,
-        classes=datasets.FashionMNIST.classes,
-        read=torchvision(datasets.FashionMNIST),
-        folder="FashionMNIST/raw",
-        url=f"{ZALANDO}/data/fashion",
-        files={
-            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
-    ),
-    "cifar10": ImageSet(
-        **PHOTOS,
-        classes=["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
-        read=torchvision(datasets.CIFAR10),
-        files={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
-    ),
-    "cifar100": ImageSet(
-        **PHOTOS,
-        classes=[*map(str, range(100))],
-        read=torchvision(datasets.CIFAR100),
-        files={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
-    ),
+    "mnist": ImageSet(**DIGITS, classes=[*map(str, range(10))], read=torchvision(datasets.MNIST)),
+    "fashion_mnist": ImageSet(**DIGITS, classes=datasets.FashionMNIST.classes, read=torchvision(datasets.FashionMNIST)),
+    "cifar10": ImageSet(**PHOTOS, classes=OBJECTS, read=torchvision(datasets.CIFAR10)),
+    "cifar100": ImageSet(**PHOTOS, classes=[*map(str, range(100))], read=torchvision(datasets.CIFAR100)),
 }
 
 
-class KnownSource:
+class KnownImages:
     """The images of an `ImageSet`, which are read from `data_dir`. Missing files are downloaded."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
-        self.splits, self.has_classes, self.left_out = [*SPLITS], True, None
-        self.shape, self.classes = known.shape, [*known.classes]
-        self.data_dir, self._set, self._folder = data_dir, known, data_dir / known.folder
+        self.splits, self.shape, self.classes = [*SPLITS], known.shape, [*known.classes]
+        self.data_dir, self._set = data_dir, known
 
     def files(self, split: str) -> None:
         """Return None, because a file contains more than one image."""
 
     def prepare(self) -> None:
-        """Download and unpack files that are missing or broken; several processes may call `prepare` at once."""
-        images = self.data_dir / self.name
-        own = f"images into {images}/train/<class>/ and {images}/test/<class>/"
-        remedy = f"put new copies of {', '.join(self._set.files)} there, or {own}, or {ELSEWHERE}"
-        remedy += ", or name your own images with --root"
-        with network(f"{self.name} is missing or broken in {self._folder}", remedy):
-            once(self.data_dir, self._is_whole, self._fetch)
+        """Download missing files; several processes may call `prepare` at once."""
+        once(self.data_dir, self._is_there, lambda: self.load("test", download=True))
 
-    def load(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first.
+    def load(self, split: str, download: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first."""
+        own = f"put images into {self.data_dir / self.name}/train/<class>/ and test/<class>/"
+        with available(f"{self.name} in {self.data_dir}", f"{own}, or {ELSEWHERE}"):
+            return self._set.read(self.data_dir, split, download)
 
-        Raises UserError unless there are as many labels as images, and each label is the number of a class.
-        """
-        images, labels = self._set.read(self.data_dir, split)
-        name, count = f"{self.name} in {self._folder}: {split}", len(self.classes)
-        if len(images) != len(labels):
-            raise UserError(
-                f"{name} has {len(images):,} images and {len(labels):,} labels: use files that belong together"
-            )
-        if len(labels) and not 0 <= labels.min() <= labels.max() < count:
-            are_what = f"{name} has labels from {labels.min()} to {labels.max()}, for classes from 0 to {count - 1}"
-            raise UserError(f"{are_what}: use the files of {self.name}, or describe your files with an ImageSet")
-        return images, labels
-
-    def _fetch(self) -> None:
-        if not self._set.url:
-            raise OSError("the ImageSet has no url")
-        with suppress(Exception):  # first unpack local files: they may differ from the published files only in packing
-            self._unpack(name for name in self._set.files if Path(name).suffixes == [".gz"])  # a .gz holds one file
-        if self._is_whole():
-            return
-        for name, sha256 in self._set.files.items():
-            fetch(Remote(f"{self._set.url}/{name}", sha256), self._folder / name)
-        self._unpack(name for name in self._set.files if name.endswith((".gz", ".zip", ".tar")))
-
-    def _unpack(self, names: Iterable[str]) -> None:
-        for name in names:
-            extract_archive(os.fspath(self._folder / name))
-
-    def _is_whole(self) -> bool:
-        unpublished = {} if self._set.url else self._set.files
-        try:
-            same = all(sha256_of(self._folder / name) == sha256 for name, sha256 in unpublished.items())
-            return same and all(len(self.load(split)[1]) for split in SPLITS)
-        except UserError:
-            raise
-        except Exception:  # torchvision raises exceptions of many types for files that are missing or broken
-            return False
+    def _is_there(self) -> bool:
+        with suppress(UserError):
+            return bool(len(self.load("test")[1]))
+        return False
 
 
-ImageSource = DecodedSource | KnownSource
+ImageSource = DecodedImages | KnownImages
 """A source of images.
 
 A source has the attributes `name`, `classes`, `shape` and `splits`, and the method `files`. The attribute `key` names
 caches of tensors that are computed from the images. `content` is a hash of the images, independent of their location,
-or the name of a known set. `left_out` describes files that are in no split.
+or the name of a known set.
 """
+
+
+def open_images(
+    dataset: str,
+    data_dir: Path,
+    root: Path | None = None,
+    image_size: int | None = None,
+    sets: Mapping[str, ImageSet] = SETS,
+) -> ImageSource:
+    """Return the images in `root` if given, else in the folder `data_dir/dataset` if it exists, else of a known set."""
+    if root is not None:
+        name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))
+        return DecodedImages(root, name, data_dir, image_size)
+    if dataset not in sets:
+        raise unknown("data set", dataset, sets)
+    if os.path.isdir(data_dir / dataset / "train"):
+        return DecodedImages(data_dir / dataset, dataset, data_dir, image_size)
+    if image_size is not None:
+        raise UserError(f"image_size={image_size} needs a folder of images: give one with --root, or drop the flag")
+    return KnownImages(dataset, sets[dataset], data_dir)

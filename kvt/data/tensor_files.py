@@ -10,37 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 
+from kvt.data.files import once, require_file
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_file
+from kvt.system.files import atomically
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 """A dict that maps each split to a tensor of images or features and a tensor of labels."""
 SPLITS = ("train", "test")
-SPLIT_NAMES = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev"), "val"), "test": "test"}
-"""A dict that maps lower-case names of folders, or of splits of a data set, to the names of kvt's splits."""
 LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
-ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # a remedy in messages
-
-
-def splits_among(names: Iterable[str], place: str) -> tuple[dict[str, str], list[str]]:
-    """Return a dict from kvt's splits to the names that `SPLIT_NAMES` maps to them, and a list of all other names.
-
-    Raises UserError if two names mean the same split. The message names the folder or data set as `place`.
-    """
-    found: dict[str, str] = {}
-    others = []
-    for name in names:
-        split = SPLIT_NAMES.get(name.lower())
-        if split is None:
-            others.append(name)
-        elif split in found:
-            raise UserError(f"{place} has {found[split]} and {name}, both the split {split}: rename or remove one")
-        else:
-            found[split] = name
-    return found, others
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
@@ -62,11 +41,7 @@ def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
-        splits = {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in names}
-        for tensor in chain.from_iterable(splits.values()):
-            if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
-                raise TypeError("tensors must be dense, not sparse, nested, quantized or meta")
-        return splits
+        return {split: (torch.as_tensor(content[split][0]), torch.as_tensor(content[split][1])) for split in names}
     except Exception as error:  # torch.load raises errors of many types
         reason = f"{path} is not a readable feature file ({repr(error).splitlines()[0]:.100})"
         raise UserError(f"{reason}: write it with torch.save({LAYOUT})") from error
@@ -95,9 +70,8 @@ def read_features(path: Path) -> Splits:
                 f"{path}: {split!r} has features {tuple(features.shape)}, {features.dtype}, and labels "
                 f"{tuple(labels.shape)}: floating (images, {width[0] if width else 'width'}) and (images,) are needed"
             )
-        # converted before the comparison with 0, which torch lacks for some unsigned dtypes
-        whole = None if labels.is_complex() else labels.to(torch.int64, copy=True)
-        if whole is None or not len(labels) or labels.is_floating_point() or whole.min() < 0:
+        whole = labels.to(torch.int64, copy=True)  # torch cannot compare some unsigned dtypes with 0
+        if not len(labels) or labels.is_floating_point() or whole.min() < 0:
             raise UserError(f"{path}: {split!r} needs integer labels, at least 0")
         splits[split] = (features.detach().to(torch.float32, copy=True), whole)
         require_finite(splits[split][0], f"{path}: {split!r}")
@@ -110,25 +84,6 @@ def require_finite(features: Tensor, name: str) -> None:
         raise UserError(
             f"{name} has {len(rows)} rows with features that are not finite, the first is row {int(rows[0])}"
         )
-
-
-def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], None]) -> None:
-    """Call `work()` unless `is_done()`; if several processes call `once`, one process works and the others wait.
-
-    The processes may belong to different users, and share a lock file in the data folder. If `is_done()` is true, the
-    function does not use the lock file, so that the folder may be read-only. Calls of `once` may be nested.
-    """
-    if is_done():
-        return
-    folder = data_dir / ".cache"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # 0o666 regardless of the umask
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
-    with lock:
-        if not is_done():  # another process may have worked while this process waited
-            work()
 
 
 def cache_splits(path: Path, make: Callable[[], Splits], read: Callable[[Path], Splits]) -> None:

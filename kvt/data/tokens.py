@@ -9,11 +9,11 @@
 
 import codecs
 import json
-import shutil
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,11 @@ from torch import Tensor
 from torchtext.vocab import Vocab
 from tqdm import tqdm
 
-from kvt.data.tensor_files import once
-from kvt.data.texts import CUT, PIECE, Corpus, decode_text, fingerprint, nfc
+from kvt.data.files import once, require_file
+from kvt.data.hub import HubCorpus
+from kvt.data.texts import Corpus, decode_text, fingerprint, nfc
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, read_json, require_file, sha256_of, write_atomically
+from kvt.system.files import atomically, read_json, sha256_of, write_atomically
 
 IGNORE = -100
 """The target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy."""
@@ -34,6 +35,13 @@ UNK = "<unk>"
 END = "<|endoftext|>"
 """The text of the end token, which follows each document that is encoded as bytes or byte pairs."""
 PART = 2**16  # characters of a text that one CPU core encodes at a time
+PIECE = 2**20  # number of tokens whose bytes are counted at once
+LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
+CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
+"""Pattern of positions where the pre-tokenizers of GPT-2 and its successors always split a text.
+
+The positions are before a space between two letters, and after a line end that is not next to white space.
+"""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
@@ -111,9 +119,9 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Return the ids of each text."""
-        return (np.frombuffer(text.encode(), np.uint8) for text in texts)
+    def encode_parts(self, text: str) -> Iterator[Sequence[int] | np.ndarray]:
+        """Yield the ids of a text in parts."""
+        yield np.frombuffer(text.encode(), np.uint8)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         return [self.vocab[i] for i in ids]
@@ -180,22 +188,22 @@ class BytePairs(Bytes):
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int] | np.ndarray]:
-        """Encode texts on all CPU cores; return the ids of each text. A long text is encoded in parts (see `CUT`).
+    def encode_parts(self, text: str) -> Iterator[Sequence[int] | np.ndarray]:
+        """Yield the ids of a text in parts, which all CPU cores encode; the parts do not affect the ids (see `CUT`).
 
-        Raises UserError if the decoded ids of a text differ from the text, for instance because the tokenizer converts
-        text to lower case.
+        Raises UserError if the decoded ids differ from the text, for instance because the tokenizer converts text to
+        lower case.
         """
-        parts = [list(_parts(text)) for text in texts]
-        found = iter(self.tokenizer.encode_batch_fast(list(chain(*parts)), add_special_tokens=False))
-        encoded = [[i for _ in of_text for i in next(found).ids] for of_text in parts]
-        for text, back in zip(texts, map(self.text, encoded), strict=True):
-            if text != back:
-                place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False)))
-                there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (text, back))
-                remedy = "remove normalizer and add_prefix_space from the file, or choose bpe"
-                raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
-        return encoded
+        parts = _parts(text)
+        while several := [*islice(parts, 64)]:
+            encoded = self.tokenizer.encode_batch_fast(several, add_special_tokens=False)
+            for part, ids in zip(several, (found.ids for found in encoded), strict=True):
+                if part != (back := self.text(ids)):
+                    place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(part, back, strict=False)))
+                    there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (part, back))
+                    remedy = "remove normalizer and add_prefix_space from the file, or choose bpe"
+                    raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
+                yield ids
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
@@ -215,6 +223,15 @@ def read_tokenizer(path: Path) -> BytePairs:
     end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path), end)
+
+
+def first_of(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the first texts, with at most `LEARNED` characters in total, for `learn_pairs`."""
+    left = LEARNED
+    for text in texts:
+        yield text[:left]
+        if (left := left - len(text)) <= 0:
+            return
 
 
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
@@ -261,13 +278,12 @@ def _alphabet() -> dict[int, str]:
 class TokenFile:
     """A memory-mapped file of the tokens of a corpus, in a folder below `data_dir`. An end token follows each document.
 
-    The file is written once, and may be larger than the memory. If a process is killed while it writes the file, the
-    next process continues after the last complete piece of text.
+    The file is written once, document by document.
     """
 
-    def __init__(self, corpus: Corpus, tokens: Bytes, data_dir: Path) -> None:
+    def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
-        asked = fingerprint(f"3 {tokens.definition} {corpus.identity}")  # 3: version of the format
+        asked = fingerprint(f"4 {tokens.definition} {corpus.identity}")  # 4: version of the format
         self.folder = data_dir / ".cache" / f"tokens-{asked}"
         self.path, self.about = self.folder / "tokens.bin", self.folder / "about.json"
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
@@ -275,13 +291,13 @@ class TokenFile:
     def load(self) -> Tensor:
         """Return the tokens, int16 or int32 (T,), after writing the file unless it exists.
 
-        Sets three attributes: `content`, a hash of the tokens; `left_out`, the `left_out` of the corpus at the time of
-        writing; and `cut`, the position where a validation split given by the corpus begins, or None if there is none.
-        Raises UserError if the file is damaged.
+        Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and
+        `cut`, the position where a validation split given by the corpus begins, or None if there is none. Raises
+        UserError if the file is damaged.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
-        self.content, self.left_out, self.cut = about["content"], about["left_out"], about["cut"]
+        self.content, self.not_utf8, self.cut = about["content"], about["not_utf8"], about["cut"]
         if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
             raise UserError(f"{self.path} is damaged: remove {self.folder}, and kvt makes it again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # writable, for torch
@@ -290,45 +306,27 @@ class TokenFile:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("*.tmp"):  # left by a killed process
             leftover.unlink()
-        shards = []
-        for number, group in enumerate(tqdm([*self.corpus.pieces()], desc="tokens", disable=None)):
-            shards.append(self.folder / f"{number:06}.part")
-            if not shards[-1].exists():
-                write_atomically(shards[-1], self._encode([*self.corpus.read(group)]).tobytes())
+        ends = []  # number of tokens up to the end of each split of the corpus
         with atomically(self.path) as part, part.open("wb") as file:
-            for shard in shards:
-                with shard.open("rb") as piece:
-                    shutil.copyfileobj(piece, file)
-        sizes, own = [shard.stat().st_size // self.dtype.itemsize for shard in shards], self.corpus.validation_pieces
-        about = {"tokens": sum(sizes), "left_out": self.corpus.left_out, "cut": sum(sizes[:-own]) if own else None}
-        if not about["tokens"]:
-            raise UserError(f"--text {self.corpus.root} contains only separators: choose another --separator")
+            for documents in self.corpus.splits().values():
+                for text in tqdm(filter(None, documents), desc="documents", disable=None):
+                    for ids in chain(self.tokens.encode_parts(text), [[self.tokens.end]]):
+                        file.write(np.asarray(ids, self.dtype).tobytes())
+                ends.append(file.tell() // self.dtype.itemsize)
+            if not ends[-1]:
+                raise UserError(f"--text {self.corpus.root} has no text, or contains only separators: choose another")
+        about = {"tokens": ends[-1], "not_utf8": [*self.corpus.not_utf8], "cut": ends[0] if len(ends) > 1 else None}
         write_atomically(self.about, json.dumps(about | {"content": sha256_of(self.path)[:16]}))
-        for shard in shards:
-            shard.unlink()
-
-    def _encode(self, documents: Sequence[tuple[str, bool]]) -> np.ndarray:
-        """Encode the pairs that `Corpus.read` yields, with the end token after every document that ends."""
-        tokens = [np.empty(0, self.dtype)]
-        for ids, (_, ends) in zip(self.tokens.encode_all([text for text, _ in documents]), documents, strict=True):
-            tokens += [np.asarray(ids, self.dtype), *[np.array([self.tokens.end], self.dtype)] * ends]
-        return np.concatenate(tokens)
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
     """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` within the text."""
-    starts, is_end = [torch.zeros(1, dtype=torch.long)], torch.empty(min(PIECE, len(tokens)), dtype=torch.bool)
-    for first in range(0, len(tokens), PIECE):
-        part = tokens[first : first + PIECE]
-        torch.eq(part, end, out=is_end[: len(part)])  # one buffer for all parts: many large buffers fragment memory
-        starts.append(first + 1 + is_end[: len(part)].nonzero().squeeze(1))
-    found = torch.cat(starts)
-    return found[found < len(tokens)]
+    return torch.cat([torch.zeros(1, dtype=torch.long), (tokens[:-1] == end).nonzero().squeeze(1) + 1])
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
     """Return the position of the token that begins the last part of the text, a fraction `share` of all bytes."""
-    sizes, step = np.array([len(piece) for piece in pieces]), PIECE // 8
+    sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part
     before = ends[-1] - round(share * int(ends[-1]))

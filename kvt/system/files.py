@@ -4,9 +4,8 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,6 @@ def user_path(text: str | Path) -> Path:
     return Path(text).expanduser()
 
 
-def optional_path(text: str | None) -> Path | None:
-    """Return `user_path(text)`, or None if `text` is None."""
-    return None if text is None else user_path(text)
-
-
-def require_file(path: str | Path, remedy: str) -> None:
-    """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
-    if not os.path.isfile(path):
-        raise UserError(f"{path} is {'not a file' if os.path.exists(path) else 'missing'}: {remedy}")
-
-
 def require_writable(path: Path) -> Path:
     """Return `path`, the value of --out; raise UserError if it is a folder, or its parent is missing or read-only."""
     if path.is_dir():
@@ -43,34 +31,6 @@ def require_writable(path: Path) -> Path:
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"--out {path}: cannot write to {path.parent}")
     return path
-
-
-def list_files(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Path]:
-    """Return the files of a folder and its subfolders that match a pattern, sorted by folder, then by file name.
-
-    Subfolders with a name in `without` are left out. Files and folders for which `is_hidden` is true are left out, too.
-    Links to folders are followed.
-    """
-    files: list[Path] = []
-    for path, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not is_hidden(name) and name not in without]
-        files += [Path(path, name) for name in names if fnmatchcase(name, pattern) and not is_hidden(name)]
-    return sorted(files, key=lambda file: (str(file.parent), file.name))
-
-
-def is_hidden(name: str) -> bool:
-    """Return whether the name is one of files that operating systems and editors create, such as .DS_Store."""
-    return name.startswith(".") or name in ("__MACOSX", "@eaDir")  # macOS and Synology create these
-
-
-def state_of(path: str | Path) -> str:
-    """Return size, modification time and inode change time of a file. The text changes whenever the file changes.
-
-    The modification time is not enough: cp -p and rsync copy it from another file. No program can set the inode change
-    time.
-    """
-    state = os.stat(path)
-    return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
 def sha256_of(path: Path) -> str:

@@ -22,7 +22,7 @@ from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.transforms.functional import normalize, resize
 from tqdm import tqdm
 
-from kvt.data.download import network
+from kvt.data.files import available, optional_path, require_file
 from kvt.data.images import ImageSource, open_images
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
@@ -30,7 +30,7 @@ from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, r
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
 from kvt.system.errors import UserError, require_probability, unknown
-from kvt.system.files import optional_path, require_file, sha256_of, user_path
+from kvt.system.files import sha256_of, user_path
 from kvt.system.hardware import MetaParameters
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
@@ -110,7 +110,7 @@ class BackboneFeatures:
     def _published_model(self) -> nn.Module:
         url, folder = self.published.url, Path(torch.hub.get_dir()) / "checkpoints"
         remedy = f"put {url} into {folder}, or pass a file of your own as weights or features"
-        with network(f"{self.published} are missing or broken in {folder}", remedy):
+        with available(f"{self.published} in {folder}", remedy):
             return get_model(self.backbone, weights=self.published)
 
     def _own_model(self, path: Path) -> nn.Module:
@@ -286,7 +286,6 @@ class SetAnomalies(TaskData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         found, self.content = self.source.load(), self.source.content
         if isinstance(self.source, BackboneFeatures):
-            self.note_left_out(self.source.images.name, self.source.images.left_out)
             counts = {split: len(labels) for split, (_, labels) in found.items()}
             self.note_counts(self.source.images.name, **counts)
         features, labels = found["train"]

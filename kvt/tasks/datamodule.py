@@ -16,7 +16,6 @@ from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
-from kvt.system.quoting import printable
 from kvt.tasks.base import known_classes
 
 MAX_COUNTED = 10**6
@@ -41,9 +40,9 @@ class TaskData(L.LightningDataModule, ABC):
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
     measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec`, measured on training data, that a trained model keeps
-    only_predict: str | None = None  # the reason why only `kvt predict` accepts the data; None: the data have targets
+    only_predict: str | None = None
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
-    measures_others: bool = False  # whether a model may be evaluated on data other than its training data
+    measures_others: bool = False
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -85,15 +84,6 @@ class TaskData(L.LightningDataModule, ABC):
             self.save_hyperparameters(
                 {"content": self.content}, logger=False
             )  # identifies the data regardless of their path
-
-    def note_left_out(self, place: object, what: str | None) -> None:
-        """Report parts of a file or folder that `load` does not read, by a message and by a note in the result.
-
-        `what` describes these parts; None if `load` reads everything.
-        """
-        if what:
-            self.notes["left_out"] = what
-            say(printable(f"{place}: left out: {what}"))
 
     def note_counts(self, name: str, **counts: int) -> None:
         """Print a line and add a note if a known data set has another number of examples than its published version."""
@@ -138,8 +128,8 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def predicted(self) -> str:
-        """The split to predict: "predict" (without targets) if there is one, else "test", else "val"."""
-        return next(split for split in ("predict", "test", "val") if split in self.splits)
+        """The split to predict: "test" if there is one, else "val"."""
+        return "test" if "test" in self.splits else "val"
 
     def names(self, split: str) -> list[str] | None:
         """Return names of the examples of a split, such as file names; None if the examples have no names."""
@@ -207,7 +197,7 @@ class TaskData(L.LightningDataModule, ABC):
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
         if served not in self.splits:
-            raise UserError(self.only_predict or f"{self.task_name} has no {served} split: use kvt validate instead")
+            raise UserError(f"{self.task_name} has no {served} split: use kvt validate instead")
         settings: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed, "mix": not self.keeps_order}
         if split == "train":
             settings |= {"shuffle": not overfits, "reseed": True, "drop_last": self.drop_last}

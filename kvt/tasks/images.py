@@ -18,16 +18,16 @@ import torch
 from einops import rearrange
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 from kvt.data.augment import random_resized_crop_flip
-from kvt.data.image_files import fitted, in_grey_or_rgb, read_image, to_tensor
-from kvt.data.images import SETS, ImageSet, open_images
+from kvt.data.files import optional_path
+from kvt.data.images import SETS, ImageSet, fitted, grey_or_rgb, open_images, read_image
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.models.blocks import Expansion
 from kvt.system.console import say
 from kvt.system.errors import UserError, require_positive, require_probability
-from kvt.system.files import optional_path
 from kvt.system.quoting import printable
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
@@ -80,10 +80,6 @@ class Images(TaskData):
         self.augment, self.val_size = augment, val_size
         self.task_name = self.source.name
         require_positive(val_size=val_size)
-        if not self.source.has_classes:
-            remedy = "commands except kvt predict need train/<class>/ and test/<class>/"
-            self.only_predict = f"{root} has images without classes, which only kvt predict accepts: {remedy}"
-            return
         channels = self.source.shape[0]
         usual = {} if None not in (mean, std) else self._measured() if root else self._usual(dataset)
         given = {"mean": usual["mean"] if mean is None else mean, "std": usual["std"] if std is None else std}
@@ -117,10 +113,6 @@ class Images(TaskData):
             self.source.prepare()
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
-        self.note_left_out(self.source.name, self.source.left_out)
-        if self.only_predict:
-            self.source.shape = tuple(self.spec[name] for name in SHAPE)  # the shape that the model accepts
-            return {"predict": self.source.load("predict")}
         self.content = self.source.content
         splits = dict(self._training)
         if "test" in self.source.splits:
@@ -249,9 +241,9 @@ class ImageTask(BlockTask, Classification):
         if isinstance(inputs, Tensor):
             pixels = inputs
         else:
-            picture = read_image(str(inputs)) if isinstance(inputs, str | Path) else in_grey_or_rgb(inputs, "the image")
+            picture = read_image(str(inputs), str(inputs)) if isinstance(inputs, str | Path) else grey_or_rgb(inputs)
             channels, height, width = shape
-            pixels = to_tensor(fitted(picture, width, height), channels)
+            pixels = pil_to_tensor(fitted(picture, width, height).convert("L" if channels == 1 else "RGB"))
         images = pixels.unsqueeze(0) if pixels.ndim == 3 else pixels
         if images.ndim != 4 or images.shape[1:] != shape:
             raise UserError(f"images are {tuple(pixels.shape)}: expected (B, {', '.join(map(str, shape))})")
@@ -263,12 +255,12 @@ class ImageTask(BlockTask, Classification):
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return names of targets and of most probable classes, and their probabilities; "" for an unknown target."""
+        """Return names of targets and of most probable classes, and their probabilities."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 
     def class_title(self, label: int) -> str:
-        return self.hparams["spec"]["classes"][label] if label >= 0 else ""
+        return self.hparams["spec"]["classes"][label]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         _, _, height, width = inputs[0].shape

@@ -28,11 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvt.data.download import Remote, download
-from kvt.data.hub import HubCorpus, base_name, is_hub, read_texts
+from kvt.data.files import Remote, download, once, optional_path
+from kvt.data.hub import HubCorpus, base_name, is_hub
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.order import derive_seed
-from kvt.data.tensor_files import once
 from kvt.data.texts import LIBRARY, Corpus, fingerprint, nfc, read_text
 from kvt.data.tokens import (
     IGNORE,
@@ -41,6 +40,7 @@ from kvt.data.tokens import (
     Vocabulary,
     build_vocab,
     document_starts,
+    first_of,
     learn_pairs,
     read_tokenizer,
     start_of_last,
@@ -51,8 +51,10 @@ from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
+from kvt.system.console import say
 from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
-from kvt.system.files import optional_path, user_path, write_atomically
+from kvt.system.files import user_path, write_atomically
+from kvt.system.quoting import printable
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -213,8 +215,7 @@ class Characters(TextData):
     Training uses the first part of the text, and validation uses the rest, unless the data set has a validation split.
     There is no test split. A training window begins at every character of the training part, and the windows are
     visited in random order. In validation, every character of the validation part except the first is a target once.
-    The vocabulary has the characters of the whole text. `kvt validate` with another text evaluates a checkpoint on the
-    whole text. All characters of that text must be in the checkpoint's vocabulary.
+    The vocabulary has the characters of the whole text.
 
     The text is read in Unicode's form NFC.
 
@@ -226,7 +227,6 @@ class Characters(TextData):
     """
 
     path_settings = ("data_dir", "text")
-    measures_others = True
 
     def __init__(
         self,
@@ -248,10 +248,10 @@ class Characters(TextData):
     def parts(self) -> tuple[str, str]:
         """The training part and the validation part of the text."""
         if self.path and is_hub(self.path):
-            texts = {split: nfc(text) for split, text in read_texts(str(self.path)).items()}
-            if "val" in texts:
-                return texts["train"], texts["val"]
-            text = texts["train"]
+            splits = HubCorpus(str(self.path)).splits().values()
+            text, *val = (nfc("\n".join(part.removesuffix("\n") for part in parts)) for parts in splits)
+            if val:
+                return text, val[0]
         else:
             text = nfc(read_text(self.path or download(SHAKESPEARE, self.data_dir, "tinyshakespeare/input.txt")))
         train_size = len(text) - min(round(self.val_size * len(text)), len(text))
@@ -271,8 +271,6 @@ class Characters(TextData):
         if not self.path:
             self.note_counts("tinyshakespeare", text=len(text))
         stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(text), dtype=torch.int32)
-        if self.are_others:
-            return {"val": self.adjacent(stream, 0, len(text))}
         if cut <= self.length or len(text) < cut + 2:
             settings = f"length={self.length} and val_size={self.val_size}"
             raise UserError(f"{self.path or 'the text'} has {len(text)} characters, too few for {settings}")
@@ -340,9 +338,8 @@ class HumanNumbers(TextData):
 class TextTokens(TextData):
     """Windows of tokens of a text or of a folder of texts; `<|endoftext|>` follows every document.
 
-    The text is encoded once, into a memory-mapped file, so that the text may be larger than the memory. Validation uses
-    the last documents of a file, or random documents of a folder. There is no test split. `kvt validate` with another
-    text evaluates a checkpoint on all of that text, with the checkpoint's tokenizer.
+    The text is encoded once, into a memory-mapped file. Each file must fit into memory, the tokens of all files need
+    not. Validation uses the last documents of a file, or random documents of a folder. There is no test split.
 
     Args:
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set whose rows are documents,
@@ -365,7 +362,6 @@ class TextTokens(TextData):
 
     windows = TokenBatches
     path_settings = ("data_dir", "text", "pattern", "separator")
-    measures_others = True
 
     def __init__(
         self,
@@ -398,7 +394,7 @@ class TextTokens(TextData):
         path = optional_path(text) or LIBRARY
         if is_hub(path) and (separator or pattern != "*"):
             raise UserError(f"text={text}: every row is a document: drop separator and pattern, which are for files")
-        self.corpus = HubCorpus(path) if is_hub(path) else Corpus(path, pattern, separator)
+        self.corpus = HubCorpus(str(path)) if is_hub(path) else Corpus(path, pattern, separator)
         name = base_name(str(path)) if is_hub(path) else path.stem
         self.task_name = f"language_model_{name}" if text else "language_model"
 
@@ -423,7 +419,7 @@ class TextTokens(TextData):
         return read_tokenizer(path).definition
 
     def _learn(self, path: Path) -> None:
-        write_atomically(path, learn_pairs(self.corpus.sample(), self.vocab_size))
+        write_atomically(path, learn_pairs(first_of(chain(*self.corpus.splits().values())), self.vocab_size))
 
     @property
     def layout(self) -> dict[str, int]:
@@ -433,9 +429,12 @@ class TextTokens(TextData):
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         file = TokenFile(self.corpus, self.tokens, self.data_dir)
         stream, self.content = file.load(), file.content
-        self.note_left_out(f"text={self.corpus.root}", file.left_out)
+        if file.not_utf8:
+            what = f"{len(file.not_utf8)} files, which are not UTF-8, such as {file.not_utf8[0]}"
+            self.notes["left_out"] = what
+            say(printable(f"text={self.corpus.root}: left out: {what}"))
         documents = document_starts(stream, self.tokens.end)
-        if self.val_size == 1 or self.are_others:
+        if self.val_size == 1:
             return {"val": self._rows(stream, documents, 0, len(stream))}
         wanted = file.cut or start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]

@@ -25,18 +25,14 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchtext.data.metrics import bleu_score
 
-from kvt.data import hub
-from kvt.data.download import Remote, download
-from kvt.data.hub import is_hub
+from kvt.data.files import Remote, download, optional_path
 from kvt.data.loader import Batches, SentenceBatches
-from kvt.data.tensor_files import SPLIT_NAMES
 from kvt.data.texts import fingerprint, nfc, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import Predictions
 from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.system.files import optional_path
 from kvt.system.quoting import Markdown
 from kvt.tasks.base import Spec, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
@@ -90,9 +86,8 @@ class SentencePairs(TaskData):
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
         target: language to translate to; takes the same values as `source`.
-        root: your own folder with UTF-8 files of one sentence per line, such as train.de, train.en … test.en; or
-            a Hugging Face data set with a column for each language, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be
-            a folder. Replaces Multi30k. To test a trained model, a folder needs only test files.
+        root: your own folder with UTF-8 files of one sentence per line, train.de, train.en, val.de … test.en. Replaces
+            Multi30k.
         max_len: largest number of tokens in a sentence and in a translation, including <bos> and <eos>.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
         drop_pairs: whether pairs with an empty or too long sentence are left out and counted in result.json. Default:
@@ -125,9 +120,6 @@ class SentencePairs(TaskData):
         self.languages, self.max_len, self.min_freq = (source, target), max_len, min_freq
         self.task_name = f"translation_{source}_{target}"
         self.root = optional_path(root)
-        if self.root and not is_hub(self.root):  # with a folder of test files alone, a trained model can be evaluated
-            there = {split for split in SPLITS for language in self.languages if self._file(split, language).is_file()}
-            self.measures_others = "test" in there and "train" not in there
 
     @cached_property
     def texts(self) -> dict[str, Pairs]:
@@ -136,8 +128,6 @@ class SentencePairs(TaskData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
-        if self.measures_others:
-            read_pairs(*(self._file("train", language) for language in self.languages))  # raises UserError
         sides = self._words("train")
         source_vocab, target_vocab = (
             build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
@@ -201,19 +191,12 @@ class SentencePairs(TaskData):
     @property
     def _lines(self) -> dict[str, tuple[list[str], Pairs]]:
         """A dict that maps each split to (names of its source and target file, for messages; its sentence pairs)."""
-        if self.root and is_hub(self.root):
-            found = hub.read_pairs(str(self.root), *self.languages)
-            names = {split: [f"{self.root} {split}.{language}" for language in self.languages] for split in SPLITS}
-            return {split: (names[split], [(a.strip(), b.strip()) for a, b in found[split]]) for split in SPLITS}
         files = {split: [self._file(split, language) for language in self.languages] for split in SPLITS}
-        if self.measures_others:
-            files = {split: paths for split, paths in files.items() if any(path.is_file() for path in paths)}
         return {split: ([*map(str, paths)], read_pairs(*paths)) for split, paths in files.items()}
 
     def _file(self, split: str, language: str) -> Path:
         if self.root:
-            paths = [self.root / f"{name}.{language}" for name, of in SPLIT_NAMES.items() if of == split]
-            return next((path for path in paths if path.is_file()), paths[0])
+            return self.root / f"{split}.{language}"
         name = f"{SPLITS[split]}.{language}"
         return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
 

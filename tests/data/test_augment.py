@@ -1,3 +1,5 @@
+"""Random crops and flips: PIL's pixels, torchvision's distribution."""
+
 import pytest
 import torch
 from hypothesis import given, settings

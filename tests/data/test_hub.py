@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from kvt.data.hub import list_images, read_pairs, read_texts
-from kvt.data.images import DecodedSource, open_images
-from kvt.tasks import Characters, Images, SentencePairs, TextTokens
-from tests.conftest import SMALL_IMAGES, write_images, write_sentences
+from kvt.data.hub import HubCorpus
+from kvt.data.images import DecodedImages, open_images
+from kvt.tasks import Characters, Images, TextTokens
+from tests.conftest import write_images
 from tests.data.helpers import user_error
 
 datasets = pytest.importorskip("datasets")
@@ -35,32 +35,25 @@ def save(root: str, features: dict | None = None, **splits: dict[str, list]) -> 
     return f"hf:{root}"
 
 
-def pictures(labels: list | None = None) -> dict[str, list]:
+def pictures() -> dict[str, list]:
     levels = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
-    return {"image": [Image.fromarray(pixels) for pixels in levels], "label": labels or [0, 1, 0, 1]}
+    return {"image": [Image.fromarray(pixels) for pixels in levels], "label": [0, 1, 0, 1]}
 
 
-def source(root: str) -> DecodedSource:
+def source(root: str) -> DecodedImages:
     return open_images("cifar10", Path("data"), Path(root))
 
 
-def as_parquet(root: str) -> str:
-    for split, rows in datasets.load_dataset(root).items():
-        rows.to_parquet(f"shards/{split}-0.parquet")
-    return "hf:shards"
-
-
-def saved(root: str) -> str:
-    datasets.load_dataset(root).save_to_disk("saved")
-    return f"hf:{Path('saved').absolute()}"
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", [as_parquet, saved, lambda root: f"hf:./{root}"], ids=["parquet", "saved", "folder"])
+@pytest.mark.parametrize("name", ["shards", "saved", "./pets"])
 def test_a_set_made_from_a_folder_gives_the_tensors_of_the_folder(name, mode):
     write_images(Path("pets"), 2, 6, mode)
     shutil.copytree("pets/test", "pets/val")
-    folder, made = Images(root="pets", data_dir="data"), Images(root=name("pets"), data_dir="data")
+    found = datasets.load_dataset("pets")
+    found.save_to_disk("saved")
+    for split, rows in found.items():
+        rows.to_parquet(f"shards/{split}-0.parquet")
+    folder, made = Images(root="pets", data_dir="data"), Images(root=f"hf:{name}", data_dir="data")
     assert made.spec == folder.spec  # classes, shape, mean and deviation
     for data in (folder, made):
         data.prepare_data()
@@ -72,24 +65,21 @@ def test_a_set_made_from_a_folder_gives_the_tensors_of_the_folder(name, mode):
     assert made.names("test") is None
 
 
-@pytest.mark.parametrize("make", [lambda: save("pets", IMAGE, train=pictures(), test=pictures()), lambda: "hf:./pets"])
-def test_a_set_is_decoded_once_and_again_when_it_has_changed(make):
-    white, name = Image.new("RGB", (6, 6), "white"), make()
-    if name == "hf:./pets":
-        write_images(Path("pets"), 2, 6, "RGB")
+def test_a_set_is_decoded_once_and_again_when_it_has_changed():
+    name = save("pets", IMAGE, train=pictures(), test=pictures())
     source(name).prepare()
     [cached] = Path("data/.cache").glob("*.pt")
     made, before = cached.stat().st_mtime_ns, source(name).content
     source(name).prepare()
     assert cached.stat().st_mtime_ns == made
-    if name == "hf:./pets":
-        white.save("pets/train/class0/0.png")
-    else:
-        shutil.rmtree("pets")
-        save("pets", IMAGE, train=pictures() | {"image": [white] * 4}, test=pictures())
-    images, _ = source(name).load("train")
-    assert (images[0] == 255).all()
+    shutil.rmtree("pets")
+    save("pets", IMAGE, train=pictures() | {"image": [Image.new("RGB", (6, 6), "white")] * 4}, test=pictures())
+    assert (source(name).load("train")[0] == 255).all()
     assert source(name).content != before
+
+
+def texts(name: str) -> dict[str, list[str]]:
+    return {split: [*documents] for split, documents in HubCorpus(name).splits().items()}
 
 
 def without_labels() -> str:
@@ -100,11 +90,9 @@ def without_labels() -> str:
 MISTAKES = {
     "no test": (lambda: source(save("pets", IMAGE, train=pictures())), "hf:pets"),
     "no classes": (lambda: source(without_labels()), "ClassLabel"),
-    "no class": (lambda: list_images(save("pets", IMAGE, train=pictures(), test=pictures([0, -1, 0, 1]))), "hf:pets"),
-    "two columns of texts": (lambda: read_texts(save("tale", train={"title": ["a"], "text": ["b"]})), "hf:tale"),
-    "no language": (lambda: read_pairs(save("de", train={"de": ["a"]}, val={"de": ["a"]}), "de", "fr"), "hf:de"),
-    "offline": (lambda: read_texts("hf:owner/tale"), "hf:owner/tale"),
-    "no folder": (lambda: read_texts("hf:./nowhere"), "hf:./nowhere"),
+    "two columns of texts": (lambda: texts(save("tale", train={"title": ["a"], "text": ["b"]})), "hf:tale"),
+    "offline": (lambda: texts("hf:owner/tale"), "hf:owner/tale"),
+    "no folder": (lambda: texts("hf:./nowhere"), "hf:./nowhere"),
     "a flag for files": (lambda: TextTokens(text="hf:tale", separator="\n"), "separator"),
 }
 
@@ -115,26 +103,17 @@ def test_a_mistake_is_one_line_that_names_the_set(mistake):
     assert named in user_error(read)
 
 
-def test_documents_are_joined_by_line_ends():
-    name = save(
-        "tale",
-        train={"words": ["a", "", None, "\ufeffb\r\nc", "d\n"]},
-        validation={"words": ["e"]},
-        test={"words": [""]},
-    )
-    assert read_texts(name) == {"train": "a\n\nb\nc\nd", "val": "e"}
+def test_documents_are_the_rows_of_the_column_of_strings():
+    rows = {"words": ["a", "", None, "\ufeffb\r\nc", "d\n"]}
+    name = save("tale", train=rows, validation={"words": ["e"]}, test={"words": [""]})
+    assert texts(name) == {"train": ["a", "", "b\nc", "d\n"], "val": ["e"]}
+    assert Characters(name, length=8).parts == ("a\n\nb\nc\nd", "e")
     Path("lines").mkdir()
     Path("lines/train.txt").write_text("To be,\n\nor not to be\n")
-    assert read_texts("hf:lines") == {"train": "To be,\n\nor not to be"}
-
-
-def test_a_text_is_validated_on_its_own_split_else_on_its_end():
-    train, val = "abc" * 20, "dcba" * 5
-    own = Characters(save("own", train={"text": [train]}, validation={"text": [val]}), length=8)
-    assert own.parts == (train, val)
-    assert own.task_name == "characters_own"
-    cut = Characters(save("cut", train={"text": [train]}, test={"text": [val]}), length=8, val_size=0.25)
-    assert cut.parts == (train[:45], train[45:])
+    assert texts("hf:lines") == {"train": ["To be,", "", "or not to be"]}
+    cut = Characters("hf:lines", length=8, val_size=0.5)
+    assert cut.parts == ("To be,\n\nor", " not to be")
+    assert cut.task_name == "characters_lines"
 
 
 def tokens(name: str, **settings) -> tuple[TextTokens, dict[str, str]]:
@@ -147,9 +126,7 @@ def tokens(name: str, **settings) -> tuple[TextTokens, dict[str, str]]:
     return data, {split: bytes(0 if i == 256 else i for i in part).decode() for split, part in parts.items()}
 
 
-@pytest.mark.parametrize("piece", [2**23, 40])
-def test_a_language_model_has_each_row_as_a_document(piece, monkeypatch):
-    monkeypatch.setattr("kvt.data.hub.PIECE", piece)
+def test_a_language_model_has_each_row_as_a_document():
     rows = ["To be,", None, "", "or not\r\nto be.", "That is the question.\n"] * 3
     own = save("own", train={"text": rows}, validation={"text": ["Whether 'tis", "nobler"]})
     train = "To be,\0or not\nto be.\0That is the question.\n\0" * 3
@@ -159,37 +136,5 @@ def test_a_language_model_has_each_row_as_a_document(piece, monkeypatch):
     _, parts = tokens(save("cut", train={"text": rows}), val_size=0.3)
     assert parts["train"] + parts["val"] == train
     assert parts["train"].endswith("\0")
-    again, _ = tokens(own)
-    assert again.content == data.content
     learned = TextTokens(text=own, data_dir="data", tokenizer="bpe", vocab_size=300, length=8)
     assert learned.spec["tokenizer"] != "bytes"
-
-
-@pytest.mark.parametrize("kind", ["columns", "translation"])
-def test_a_parallel_corpus_is_that_of_the_files(kind):
-    sizes = {"train": 22, "val": 6, "test": 5}
-    write_sentences(Path("corpus"), sizes)
-    made = {}
-    for split in sizes:
-        rows = {language: Path(f"corpus/{split}.{language}").read_text().splitlines() for language in ("de", "en")}
-        pairs = [dict(zip(rows, pair, strict=True)) for pair in zip(*rows.values(), strict=True)]
-        made[split] = rows if kind == "columns" else {"id": [*range(len(pairs))], "translation": pairs}
-    features = {"id": datasets.Value("int64"), "translation": datasets.Translation(["de", "en"])}
-    files, hub = (
-        SentencePairs(root="corpus"),
-        SentencePairs(root=save("saved", None if kind == "columns" else features, **made)),
-    )
-    assert hub.texts == files.texts
-    assert hub.spec == files.spec
-
-
-def test_a_run_on_images_and_what_it_predicts(experiment, kvt):
-    write_images(Path("pets"), classes=3, size=28, mode="L")
-    name = as_parquet("pets")
-    result = experiment("mnist", *SMALL_IMAGES, "--root", name)
-    assert result["path"].is_relative_to(Path("lightning_logs/shards").absolute())
-    assert "test/acc" in result
-    checkpoint = result["path"].parent / "checkpoints/best.ckpt"
-    kvt("predict", "--ckpt_path", str(checkpoint), "--root", name)
-    [predictions] = result["path"].parent.rglob("predictions.csv")
-    assert len(predictions.read_text().splitlines()) == 1 + 12

@@ -1,9 +1,10 @@
+"""Texts of files and folders."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.data import texts
-from kvt.data.texts import Corpus, decode_text, read_text
+from kvt.data.texts import Corpus, read_text
 from tests.data.helpers import user_error
 
 # ---- one file ------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ def test_any_text_comes_back_without_byte_order_mark_and_windows_line_ends(tmp_p
     assert read_text(path) == text
 
 
-@pytest.mark.parametrize("raw", [None, b"", b"\xef\xbb\xbf", "für".encode("latin1"), "für".encode("utf-16")])
+@pytest.mark.parametrize("raw", [None, b"", b"\xef\xbb\xbf", "für".encode("latin1")])
 def test_a_text_that_cannot_be_read_is_named(tmp_path, raw):
     path = tmp_path / "a.txt"
     if raw is not None:
@@ -29,24 +30,17 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, raw):
     assert str(path) in user_error(lambda: read_text(path))
 
 
-@given(
-    text=st.text("aé。\ufeff\r\n ", min_size=1),
-    mark=st.booleans(),
-    separator=st.sampled_from([None, "\n", "a\n"]),
-    piece=st.integers(4, 9),
-)
-def test_a_file_that_is_read_in_pieces_is_the_text_of_the_file(tmp_path_factory, text, mark, separator, piece):
-    """Only what stands at its beginning is a byte order mark."""
-    path = tmp_path_factory.getbasetemp() / "pieces.txt"
-    path.write_bytes(("\ufeff" * mark + text).encode())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "PIECE", piece)
-        corpus = Corpus(path, separator=separator)
-        pieces = [part for group in corpus.pieces() for part in corpus.read(group)]
-    whole = decode_text(path.read_bytes(), "it")
-    documents = [document for document in (whole.split(separator) if separator else [whole]) if document]
-    assert "".join(part for part, _ in pieces) == "".join(documents)
-    assert sum(ends for _, ends in pieces) == len(documents)
+def test_a_folder_is_read_without_hidden_files_and_files_that_are_not_utf8(tmp_path):
+    """Links to folders are followed."""
+    names = ["b.txt", "a/c.txt", "a-b/d.txt", "a/.git/e.txt", "a/site-packages/f.txt", ".h.txt", "i.py"]
+    for name in names:
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"{name}|!||")
+    (tmp_path / "texts/link").symlink_to(tmp_path / "texts/a-b")
+    (tmp_path / "texts/latin.txt").write_bytes("für".encode("latin1"))
+    corpus = Corpus(tmp_path / "texts", "*.txt", "|")
+    assert sorted(filter(None, corpus.documents())) == sorted(["b.txt", "a/c.txt", "a-b/d.txt", "a-b/d.txt", *"!!!!"])
+    assert corpus.not_utf8 == ["latin.txt"]
 
 
 def test_a_text_may_have_a_nul(tmp_path):

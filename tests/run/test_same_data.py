@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.system.console import run
@@ -120,42 +119,6 @@ def bits_per_byte(task, of):
         log_p = task(window[None, :-1])[0].double().log_softmax(-1)
         bits -= log_p.gather(1, window[1:, None]).sum().item() / log(2)
     return bits / (len(of.encode()) - len(task.vocabulary.decode(ids[:1].tolist())[0].encode()))
-
-
-OTHER = "The question is not: to be, or to be not? That that is, is.\n" * 3
-
-
-@pytest.mark.parametrize(
-    ("config", "flags"),
-    [
-        ("language_model", ["--tokenizer", "bpe", "--vocab_size", "280"]),
-        ("characters", []),
-        *slow(("language_model", ["--tokenizer", "bytes"])),
-    ],
-)
-def test_a_language_model_is_measured_on_all_of_another_text(experiment, in_tmp_dir, capsys, mistake, config, flags):
-    """In the tokens that it was trained with; and it is said that the text is another."""
-    if flags:
-        pytest.importorskip("tokenizers")  # byte pairs are the model's own tokens, or those of other data
-    own, other = in_tmp_dir / "own.txt", in_tmp_dir / "other.txt"
-    own.write_text(OTHER + "To be, or not to be: that is the question.\n" * 30)
-    other.write_text(OTHER)
-    folder = experiment(config, *SMALL[config], *flags, "--text", str(own))["path"].parent
-    checkpoint = str(folder / "checkpoints" / "best.ckpt")
-    task = kvt.load(checkpoint)
-    capsys.readouterr()
-    words("validate", "--ckpt_path", checkpoint, "--text", str(other))
-    told = capsys.readouterr()
-    assert "not the data" in told.err
-    name = "bpb" if flags else "bpc"
-    (line,) = [line for line in told.out.splitlines() if f"val/{name}" in line]
-    measured = float(line.split()[-2])
-    assert measured == pytest.approx(bits_per_byte(task, OTHER), rel=1e-4)
-    words("validate", "--ckpt_path", checkpoint, "--text", str(own))
-    assert "not the data" not in capsys.readouterr().err
-    if not flags:
-        other.write_text("Über")
-        assert "Ü" in mistake(lambda: words("validate", "--ckpt_path", checkpoint, "--text", str(other)))
 
 
 def test_maps_name_a_place_that_the_data_do_not_have(mistake, trained):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvt.system.errors import UserError
-from kvt.system.files import atomically, list_files, parse_yaml, read_yaml
+from kvt.system.files import atomically, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,6 @@ def test_dates_are_strings_and_files_are_utf8(tmp_path):
     path.write_bytes(b"a: caf\xe9\n")
     with pytest.raises(UserError, match="it"):
         read_yaml(path, "it")
-
-
-def test_files_are_sorted_by_folder_and_hidden_ones_left_out(tmp_path):
-    """Splits and content hashes of folders depend on the order."""
-    names = ["b.txt", "a/c.txt", "a-b/d.txt", "a/.git/e.txt", "a/__MACOSX/f.txt", "a/left_out/g.txt", ".h.txt", "i.py"]
-    for name in names:
-        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "texts" / name).touch()
-    (tmp_path / "texts" / "link").symlink_to(tmp_path / "texts" / "a-b")
-    found = [str(path.relative_to(tmp_path)) for path in list_files(tmp_path / "texts", "*.txt", {"left_out"})]
-    assert found == [f"texts/{name}" for name in ("b.txt", "a/c.txt", "a-b/d.txt", "link/d.txt")]
 
 
 def test_a_full_disk_keeps_the_old_file(tmp_path):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from kvt.data.image_files import list_folder
-from kvt.data.images import DecodedSource
+from kvt.data.images import DecodedImages
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
 from tests.data.helpers import cut, user_error
@@ -46,7 +45,7 @@ def images(tmp_path) -> Path:
 
 def backbone_features(root: Path, weights: Path | None, backbone: str = BACKBONE) -> BackboneFeatures:
     data_dir = root.parent / "data"
-    return BackboneFeatures(DecodedSource(list_folder(root), data_dir), backbone, weights, data_dir)
+    return BackboneFeatures(DecodedImages(root, root.name, data_dir), backbone, weights, data_dir)
 
 
 def by_hand(model: nn.Module, last: nn.Linear, images: Tensor) -> Tensor:
@@ -133,7 +132,7 @@ def test_published_weights_lie_where_torchvision_keeps_them_and_see_what_own_one
     torch.testing.assert_close(published.load()["test"][0], own.load()["test"][0])
     published.cache.unlink()
     cut(there, 0.9)
-    assert "are missing or broken" in user_error(published.prepare)
+    assert "cannot be read" in user_error(published.prepare)
 
 
 def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):

@@ -195,35 +195,14 @@ def test_a_model_is_tested_on_another_folder_with_its_own_mean_and_std(photos, e
     assert "classes" in mistake(lambda: kvt("test", *best))
 
 
-def test_photographs_without_classes_are_predicted_by_file_and_class(photos, experiment, kvt, mistake, monkeypatch):
-    flags = ["--root", str(photos), "--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2"]
-    result = experiment("cifar10", *flags, "--batch_size", "8", "--max_epochs", "20", "--augment", "false")
-    checkpoint = str(result["path"].parent / "checkpoints" / "best.ckpt")
-    assert result["val/acc"] == 1
-    kvt("predict", "--ckpt_path", checkpoint)
-    first = pd.read_csv(result["path"].parent / "predictions.csv")
-    assert [*first.target] == [*first.prediction] == ["day", "day", "night", "night"]
-    new = photos.parent / "new"
-    (new / "more").mkdir(parents=True)
-    for target, path in zip(("b.jpg", "more/a.jpg", "c.jpg"), sorted(photos.glob("test/*/*.jpg")), strict=False):
-        shutil.copy(path, new / target)
-    kvt("predict", "--ckpt_path", checkpoint, "--root", str(new))
+def test_photographs_are_predicted_by_file_and_class(photos, experiment, kvt):
+    flags = ["--root", str(photos), *TINY, "--max_epochs", "20", "--augment", "false"]
+    result = experiment("cifar10", *flags)
+    kvt("predict", "--ckpt_path", str(result["path"].parent / "checkpoints" / "best.ckpt"))
     found = pd.read_csv(result["path"].parent / "predictions.csv")
-    assert dict(zip(found.file, found.prediction, strict=True)) == {
-        "b.jpg": "day",
-        "c.jpg": "night",
-        "more/a.jpg": "day",
-    }
-    assert found.target.isna().all()
+    assert [*found.file] == sorted(os.path.relpath(path, photos) for path in photos.glob("test/*/*.jpg"))
+    assert [*found.target] == [*found.prediction] == ["day", "day", "night", "night"]
     assert (found.probability > 0.5).all()
-    by_file = dict(zip(first.file, first.probability, strict=True))
-    assert found.probability[0] == by_file[os.path.relpath(sorted(photos.glob("test/*/*.jpg"))[0], photos)]
-    for command in ("fit", "test"):
-        words = ["--config", "cifar10"] if command == "fit" else ["--ckpt_path", checkpoint]
-        told = mistake(
-            lambda command=command, words=words: kvt(command, *words, "--root", str(new), "--image_size", "16")
-        )
-        assert "train/<class>/" in told
 
 
 def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
@@ -242,21 +221,6 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
     assert [task.class_title(label) for label in batch.tolist()] == [data.spec["classes"][label] for label in batch]
 
 
-def test_what_is_transparent_is_predicted_over_white(data, tmp_path):
-    task = ImageTask(data.spec, patch=8, dim=8, depth=1, heads=2).eval()
-    seen: list[torch.Tensor] = []
-    task.model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    pixels = data.splits["val"][0][0].permute(1, 2, 0).numpy()
-    alpha = np.where(np.arange(32)[:, None, None] < 16, 0, 255).repeat(32, axis=1).astype(np.uint8)
-    picture = Image.fromarray(np.concatenate([pixels, alpha], axis=2))
-    picture.save(tmp_path / "one.png")
-    over_white = Image.fromarray(np.where(alpha == 0, 255, pixels).astype(np.uint8))
-    for one in (over_white, picture, tmp_path / "one.png"):
-        task.predict(one)
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[0], seen[2])
-
-
 @pytest.mark.parametrize(
     ("images", "told"),
     [
@@ -265,7 +229,7 @@ def test_what_is_transparent_is_predicted_over_white(data, tmp_path):
         (torch.full((2, 3, 32, 32), float("nan")), "from 0 to 255"),
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
-        ("nowhere.png", "nowhere.png: no such file"),
+        ("nowhere.png", "nowhere.png is not a readable image"),
         (np.zeros((32, 32, 3)), "images are ndarray"),
     ],
 )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import kvt
 from kvt.cli.lightning_cli import run_words
-from kvt.data import texts as documents
 from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
 from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs, read_tokenizer
@@ -40,6 +39,10 @@ def token_file(corpus: Corpus, tmp_path: Path, tokens: Bytes | None = None) -> T
     return file
 
 
+def parts(tokens: Bytes, text: str) -> list[int]:
+    return [int(i) for part in tokens.encode_parts(text) for i in part]
+
+
 def model(spec, **own) -> LanguageModelTask:
     return LanguageModelTask(spec, dropout=0.0, **{"dim": 16, "depth": 2, "heads": 2, **own}).eval()
 
@@ -60,7 +63,7 @@ def test_tokens_are_the_text_and_have_its_bytes(text, pairs):
         ids = tokens.encode(text)
         assert tokens.text(ids) == text
         assert b"".join(tokens.pieces[i] for i in ids) == text.encode()
-        assert [list(found) for found in tokens.encode_all([text, POEM])] == [ids, tokens.encode(POEM)]
+        assert parts(tokens, text) == ids
         assert tokens.end not in ids
     assert len(pairs.encode(text)) <= len(text.encode())
     assert pairs.text([pairs.end]) == ""
@@ -79,7 +82,7 @@ def test_an_end_token_of_another_name_is_that_of_the_tokenizers_settings(in_tmp_
         assert (
             (tokens.end, len(tokens.pieces), tokens.pieces[0]) == (again.end, len(again.pieces), b"") == (0, 280, b"")
         )
-        (ids,) = again.encode_all([f"{POEM}</s>"])
+        ids = parts(again, f"{POEM}</s>")
         assert again.text(ids) == f"{POEM}</s>"
         assert again.end not in ids
 
@@ -105,8 +108,7 @@ def test_the_tokens_of_a_long_text_are_those_of_the_library(pairs, text, rules, 
     tokens = BytePairs(json.dumps(learned | {"pre_tokenizer": RULES[rules]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_module, "PART", part)
-        (found,) = tokens.encode_all([text])
-    assert [*found] == tokens.encode(text)
+        assert parts(tokens, text) == tokens.encode(text)
 
 
 ADDED = [{"content": "        "}, {"content": "ß¡Ġ", "normalized": True}, {"content": "<|pad|>", "special": True}]
@@ -143,7 +145,7 @@ def test_whatever_a_tokenizer_was_saved_with_all_of_the_text_is_encoded(pairs, o
     """Its bytes are those of the text, and markers in the text are text."""
     text = f"{POEM}def f():\n        return 'ß¡Ġ<|pad|>{END}{END}'\n{POEM}"
     tokens = others(pairs.definition, **own)
-    (ids,) = tokens.encode_all([text])
+    ids = parts(tokens, text)
     assert tokens.text(ids) == text
     assert sum(len(tokens.pieces[i]) for i in ids) == len(text.encode())
     assert tokens.end not in ids
@@ -190,30 +192,24 @@ def test_a_marker_in_a_document_does_not_end_it(pairs, tmp_path):
         min_size=1,
         max_size=5,
     ),
-    piece=st.integers(6, 30),  # at least as long as a separator, "\r\n\r\n\r\n"
     separator=st.sampled_from([None, "|", "||", "\n\n", "\n\n\n"]),
 )
-def test_a_token_file_has_each_document_and_an_end_however_it_is_cut(
-    texts, piece, separator, tmp_path_factory, monkeypatch
-):
-    """The pieces are so small that documents go over several."""
+def test_a_token_file_has_each_document_and_an_end(texts, separator, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("any")
-    monkeypatch.setattr(documents, "PIECE", piece)
-    monkeypatch.setattr(token_module, "PIECE", piece)
     corpus = Corpus(folder(tmp_path, *texts), separator=separator)
     texts = [text.replace("\r\n", "\n") for text in texts]
-    parts = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
-    if not parts:
+    whole = [part for text in texts for part in (text.split(separator) if separator else [text]) if part]
+    if not whole:
         with pytest.raises(UserError, match="contains only separators"):
             token_file(corpus, tmp_path)
         return
     file = token_file(corpus, tmp_path)
     ids = file.load().tolist()
     found = "".join("\0" if i == 256 else chr(i) for i in ids).encode("latin1").decode().split("\0")
-    assert sorted(found) == sorted([*parts, ""])
+    assert sorted(found) == sorted([*whole, ""])
     starts = document_starts(file.load(), 256).tolist()
     assert starts == [0, *(place + 1 for place, i in enumerate(ids) if i == 256)][: len(starts)]
-    assert len(starts) == len(parts)
+    assert len(starts) == len(whole)
 
 
 def test_the_order_of_files_is_random_and_depends_on_their_names_alone(tmp_path):
@@ -262,6 +258,13 @@ def test_each_token_of_a_split_but_the_first_is_predicted_once_and_counted_once(
         assert all({*targets[sum(real) :]} <= {IGNORE} for _, targets, real in rows)
         batches = data.make_batches(*data.splits[split], batch_size=3, seed=0)
         assert sum(int(task.num_predictions(batch)) for batch in batches) == len(part) - 1
+
+
+def test_with_a_val_size_of_1_the_whole_text_is_validated(tmp_path):
+    data = made(tmp_path, val_size=1)
+    assert data.splits.keys() == {"val"}
+    kept = [token for _, targets, real in served(data, "val") for token in compress(targets, real)]
+    assert kept == data.splits["val"][2].tolist()[1:]
 
 
 def test_every_tokenizer_validates_on_the_same_documents(tmp_path, pairs):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvt.system.errors import UserError
 from kvt.tasks import translation as module
 from kvt.tasks.translation import SentencePairs, fit_detokenizer, join, read_pairs, splitter
-from tests.data.helpers import files_in, serving, user_error
+from tests.data.helpers import files_in, user_error
 from tests.data.test_download import published
 
 ENGLISH = [
@@ -195,23 +195,16 @@ def test_a_language_is_no_translation_of_itself(root):
     assert message == "source and target are both 'de': choose two languages"
 
 
-def small_multi30k(monkeypatch, url: str) -> dict[str, bytes]:
-    """What a server of a small Multi30k at `url` serves; what is known of the files is set to it."""
-    files = {}
+def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
     for split, name in module.SPLITS.items():
         for i, language in enumerate(("de", "en")):
             lines = "".join(f"{pair[i]}\n" for pair in CORPUS[split])
-            packed = files[f"{name}.{language}.gz"] = gzip.compress(lines.encode())
-            monkeypatch.setitem(module.MULTI30K, f"{name}.{language}", published(f"{url}/{name}.{language}.gz", packed))
-    return files
-
-
-def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
-    (tmp_path / "multi30k").mkdir()
-    (tmp_path / "multi30k/val.de").write_text("My own line.")
-    with serving({}) as server:
-        server.files = small_multi30k(monkeypatch, server.url)
-        assert SentencePairs(data_dir=str(tmp_path)).texts["val"] == [("My own line.", "A cat.")]
-        assert SentencePairs(data_dir=str(tmp_path)).texts["train"] == CORPUS["train"]
-    assert sorted(server.fetched) == sorted(server.files.keys() - {"val.de.gz"})
-    assert files_in(tmp_path) == {f"multi30k/{name.removesuffix('.gz')}" for name in server.files}
+            packed = tmp_path / f"server/{name}.{language}.gz"
+            monkeypatch.setitem(module.MULTI30K, f"{name}.{language}", published(packed, gzip.compress(lines.encode())))
+    (tmp_path / "server/val.de.gz").unlink()
+    (tmp_path / "data/multi30k").mkdir(parents=True)
+    (tmp_path / "data/multi30k/val.de").write_text("My own line.")
+    assert SentencePairs(data_dir=str(tmp_path / "data")).texts["val"] == [("My own line.", "A cat.")]
+    assert SentencePairs(data_dir=str(tmp_path / "data")).texts["train"] == CORPUS["train"]
+    names = {f"multi30k/{name}.{language}" for name in module.SPLITS.values() for language in ("de", "en")}
+    assert files_in(tmp_path / "data") == names

@@ -119,32 +119,6 @@ def test_a_model_understands_a_sentence_in_either_form(data, form):
     assert SPECIALS.index(UNK) not in seen[0][0]
 
 
-def test_a_model_is_tested_on_other_test_files_alone(root, experiment, kvt, tmp_path, capfd):
-    """As Multi30k's test sets of 2017 and 2018; the words are those of the model."""
-    words = ["--source", "en", "--target", "de", "--max_len", "20", "--root", str(root)]
-    result = experiment("translation", *SMALL["translation"], *words)
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in root.glob("test.*"):
-        shutil.copy(path, other)
-    measured = []
-    for folder in (root, other):
-        capfd.readouterr()
-        kvt("test", "--ckpt_path", str(result["path"].parent / "checkpoints/best.ckpt"), "--root", str(folder))
-        measured.append([line for line in capfd.readouterr().out.splitlines() if "test/" in line])
-    assert measured[0] == measured[1]
-    assert any("test/bleu" in line for line in measured[0])
-    alone = SentencePairs(source="en", target="de", root=str(other))
-    with pytest.raises(UserError, match=r"other/train\.en is missing"):
-        _ = alone.spec
-
-
-def test_splits_may_have_other_names(root, data, tmp_path):
-    for path in root.iterdir():
-        shutil.copy(path, tmp_path / path.name.replace("val.", "dev."))
-    assert SentencePairs(source="en", target="de", root=str(tmp_path)).texts == data.texts
-
-
 def test_rare_words_are_unknown(root):
     rare = SentencePairs(source="en", target="de", root=str(root), min_freq=3, max_len=16)
     english = rare.spec["source_vocab"]
