@@ -12,7 +12,7 @@ import yaml
 from kvt.run import fit as run
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, bare, read_configs
-from kvt.run.folder import last_checkpoint, run_folder
+from kvt.run.folder import LAST, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import parse_config, settings_parser
 from kvt.run.sections import BUILT, Config
@@ -70,7 +70,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str | No
         limits = "limit_|overfit_batches|fast_dev_run"
         config["trainer"] = {name: value for name, value in config["trainer"].items() if not re.match(limits, name)}
     if flags.print_config:
-        tell(yaml.safe_dump(parse_config(config, words, source is None), sort_keys=False), end="")
+        tell(yaml.safe_dump(parse_config(config, words), sort_keys=False), end="")
         return
     if resumed and read_json(resumed / "result.json") is not None:
         tell(f"{printable(os.path.relpath(resumed))} already finished; see result.json")
@@ -126,7 +126,7 @@ def _run_flags(
         if command not in TRAINING:
             raise UserError(f"--resume {flags.resume}: only run and fit resume a run; {command} takes --ckpt_path")
         flags.resume = run_folder(flags.resume, "--resume ").resolve()
-        if (last := last_checkpoint(flags.resume)).is_file():
+        if (last := (flags.resume / LAST)).is_file():
             _ = Checkpoint(last, flag="--resume").saved  # an older version may have made the run
         flags.config = [str(flags.resume / "config.yaml")]
     elif choices:
@@ -141,5 +141,5 @@ def _require_unchanged(resumed: Path, config: Config, cli: KvtCLI) -> None:
     old, new = (RunConfig(**parts).flat for parts in (config, cli.run_config.as_dict()))
     free = {f"data.{name}" for name in cli.datamodule.path_settings}
     if changed := [name for name in new if name not in free and old.get(name) != new[name]]:
-        remedy = f"start a new run from --ckpt_path {shell_word(last_checkpoint(resumed))}"
+        remedy = f"start a new run from --ckpt_path {shell_word(resumed / LAST)}"
         raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{bare(changed[0])}, or {remedy}")

@@ -202,7 +202,7 @@ class KnownImages:
 
     def load(self, split: str, download: bool = False) -> tuple[Tensor, Tensor]:
         """Return the images, uint8 (N, C, H, W), and labels, int64 (N,), of "train" or "test"; call `prepare` first."""
-        own = f"put images into {self.data_dir / self.name}/train/<class>/ and test/<class>/"
+        own = f"name a folder with train/<class>/ and test/<class>/ by --root, or put it at {self.data_dir / self.name}"
         with available(f"{self.name} in {self.data_dir}", f"{own}, or {ELSEWHERE}"):
             return self._set.read(self.data_dir, split, download)
 

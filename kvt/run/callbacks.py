@@ -192,10 +192,12 @@ class RunCallback(L.Callback):
             say("\nstopping after this step; press Ctrl-C again to stop at once")
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        if trainer.world_size > 1:
+        agreed = self.signal
+        if trainer.world_size > 1:  # a signal during `reduce` must stop all processes, or none
             mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
-            self.signal = int(trainer.strategy.reduce(mine, reduce_op="max"))
-        if self.signal and not trainer.received_sigterm:
+            agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
+        if agreed and not trainer.received_sigterm:
+            self.signal = agreed
             self._stop(signal.SIGTERM, None)
 
 

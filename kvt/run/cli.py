@@ -1,15 +1,15 @@
 """`KvtCLI`: the Lightning CLI with a task's YAML file, short flags (--lr for --model.lr) and errors of one line."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.run.parser import Parser, parse, settings_parser
+from kvt.run.parser import Parser, parse
 from kvt.run.sections import BUILT, GROUPS, Config, classes_of
 from kvt.system.hardware import tune
 
@@ -22,8 +22,7 @@ class KvtCLI(LightningCLI):
     Args:
         config: the configuration, in the form of config.yaml.
         words: flags, which override the configuration.
-        checkpoint: the checkpoint from which `config` was read. Its settings of task and data are then passed to their
-            constructors, but not to the parser, which imports every class that a value names.
+        checkpoint: the checkpoint from which `config` was read.
         texts: prog and description for --help.
 
     Attributes:
@@ -60,17 +59,14 @@ class KvtCLI(LightningCLI):
             groups = self.given | {name: self.given[name]["init_args"] for name in BUILT}
             values = [(f"{group}.{name}", value) for group in GROUPS for name, value in groups.get(group, {}).items()]
             parser.set_defaults({name: value for name, value in values if not isinstance(value, dict)})
-        self.config, content = parse(parser, self.given, args, self.checkpoint is None)
+        self.config, content = parse(parser, self.given, args)
         self.run_config = RunConfig(**content)
 
     def instantiate_classes(self) -> None:
         """Make data and task. `LightningCLI` would also make the Trainer, whose callbacks need both."""
-        if self.checkpoint is None:
+        with self.checkpoint.add_path() if self.checkpoint else nullcontext():
             self.config_init = self.parser.instantiate_classes(self.config)
-            self.datamodule, self.model = self.config_init.data, self.config_init.model
-        else:
-            self.config_init = settings_parser().instantiate_classes(Namespace(trainer=self.config.trainer))
-            self.datamodule, self.model = self.checkpoint.build(self.run_config)
+        self.datamodule, self.model = self.config_init.data, self.config_init.model
         self.model.run_config = self.run_config.as_dict()
 
     @cached_property

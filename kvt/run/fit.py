@@ -3,8 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from filelock import FileLock
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -25,7 +26,7 @@ from kvt.run import results
 from kvt.run.callbacks import AtomicCheckpointIO, Best, Last, ProgressBar, Row, RunCallback
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
-from kvt.run.folder import last_checkpoint, locked, new_folder, run_of_checkpoint
+from kvt.run.folder import LAST, LOCK, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import Shown
 from kvt.system.console import say, silence_libraries, table
@@ -109,7 +110,7 @@ def fit(
         run, best = RunCallback(resume), None
         added: list[L.Callback] = [run] if quiet else [run, Shown()]
         if settings.get("enable_checkpointing") is not False and not settings.get("fast_dev_run"):
-            checkpoints = str(last_checkpoint(path).parent)
+            checkpoints = str((path / LAST).parent)
             best = Best(run, task, checkpoints)
             added += [best, Last(checkpoints, validates=settings.get("limit_val_batches") != 0)]
         trainer = make_trainer(cli, [*callbacks, *added], default_root_dir=str(path))
@@ -251,6 +252,28 @@ def make_loggers(cli: KvtCLI, folder: Path, purge_step: int | None = None) -> li
     return made
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager: create a run's folder if it does not exist, and lock it.
+
+    A process may lock a folder several times. Raises `Timeout` while another process holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False):
+        yield
+
+
+def new_folder(parent: Path) -> Path:
+    """Make the folder parent/version_N with the next free N. Two runs that start at once get different folders."""
+    taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
+    number = max(taken, default=-1) + 1
+    while True:
+        with suppress(FileExistsError):  # another run may have just made this folder
+            (path := parent / f"version_{number}").mkdir(parents=True)
+            return path
+        number += 1
+
+
 def read_data(data: TaskData, stage: str) -> None:
     """Download or decode the data if necessary, and read them."""
     data.prepare_data()
@@ -270,7 +293,7 @@ def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> Path:
 
 def _start(cli: KvtCLI, path: Path, resume: bool) -> Checkpoint | None:
     """Read the data, and return the checkpoint to start training from; raise UserError if it does not fit the run."""
-    task, data, last = cli.model, cli.datamodule, last_checkpoint(path)
+    task, data, last = cli.model, cli.datamodule, (path / LAST)
     read_data(data, "fit")
     start = Checkpoint(last, flag="--resume") if resume and last.is_file() else cli.start
     if start:
@@ -309,12 +332,13 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
     use_threads(cli.run_config.threads, cli.model.num_parameters)
     trainer = make_trainer(cli, default_root_dir=str(Path(checkpoint.path).resolve().parent), **settings)
     data.trained_on = checkpoint.trained_on
-    checkpoint.require_same(cli.run_config.as_dict(), ("model", "data"), (*data.path_settings, "batch_size"))
+    checkpoint.require_same(
+        cli.run_config.as_dict(), ("model", "data"), (*data.path_settings, *data.measured, "batch_size")
+    )
     read_data(data, stage)
-    checkpoint.require_same_data(data, content=stage == "validate" and not data.measures_others)
-    if trainer.is_global_zero and data.are_others and not data.only_predict:
-        what = ": all of them are measured" if data.measures_others else ""
-        print(printable(f"note: these are not the data of the run that made {checkpoint.path}{what}"), file=sys.stderr)
+    checkpoint.require_same_data(data, content=stage == "validate")
+    if trainer.is_global_zero and data.are_others:
+        print(printable(f"note: these are not the data of the run that made {checkpoint.path}"), file=sys.stderr)
     trainer.precision_plugin.convert_module(cli.model)  # before the weights are loaded; the Trainer would convert after
     checkpoint.load_weights(cli.model)
     return checkpoint, trainer

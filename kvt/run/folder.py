@@ -1,8 +1,7 @@
 """The folder of a run, lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -11,18 +10,11 @@ from kvt.system.errors import UserError
 from kvt.system.files import user_path
 
 LOCK = ".lock"
+LAST = "checkpoints/last.ckpt"
+"""The checkpoint for resuming a run. The file exists after the first validation or stop."""
+BEST = "checkpoints/best.ckpt"
+"""The best checkpoint by validation. The file exists after the first validation."""
 IN_USE = "run is locked by another process: wait for it, or stop it"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Context manager: create a run's folder if it does not exist, and lock it.
-
-    A process may lock a folder several times. Raises `Timeout` while another process holds the lock.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False):
-        yield
 
 
 def empty(folder: Path) -> None:
@@ -44,16 +36,6 @@ def is_in_use(folder: Path) -> bool:
         return False
 
 
-def last_checkpoint(folder: Path) -> Path:
-    """Return the path of the checkpoint for resuming a run. The file exists after the first validation or stop."""
-    return folder / "checkpoints" / "last.ckpt"
-
-
-def best_checkpoint(folder: Path) -> Path:
-    """Return the path of the best checkpoint by validation. The file exists after the first validation."""
-    return folder / "checkpoints" / "best.ckpt"
-
-
 def run_folder(named: str, flag: str = "") -> Path:
     """Return the path of a run's folder that a user names.
 
@@ -69,14 +51,3 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
     """Return the folder of the run that contains a checkpoint. None if no run contains the checkpoint."""
     folder = Path(checkpoint).resolve().parent.parent
     return folder if (folder / "config.yaml").is_file() else None
-
-
-def new_folder(parent: Path) -> Path:
-    """Make the folder parent/version_N with the next free N. Two runs that start at once get different folders."""
-    taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
-    number = max(taken, default=-1) + 1
-    while True:
-        with suppress(FileExistsError):  # another run may have just made this folder
-            (path := parent / f"version_{number}").mkdir(parents=True)
-            return path
-        number += 1

@@ -4,7 +4,6 @@ A checkpoint names the classes of its task, its data and its attention. kvt uses
 kvt, or if the user also names it.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
-from kvt.run.config import RunConfig
 from kvt.run.sections import BUILT, Config, section_class
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
@@ -84,6 +82,11 @@ class Checkpoint:
         ours = attn is None or attn == own or (isinstance(attn, str) and attn in ATTENTION)
         if name == "model" and not ours:
             raise self._not_ours("attn", str(attn))
+        if "class_path" in json.dumps(settings):  # the parser would import the class
+            raise self.error(f"names a class in its settings of {name}: pass the settings by --config")
+        if name == "data":
+            measured = section_class("data", path).measured
+            settings |= {key: self.spec[key] for key in measured if settings.get(key) is None and key in self.spec}
         if not os.path.isdir(os.path.expanduser(str(settings.get("data_dir") or ""))):
             settings.pop("data_dir", None)
         return {"class_path": path, "init_args": settings}
@@ -109,18 +112,6 @@ class Checkpoint:
             return None
         settings = {name: value for name, value in (asked.get("init_args") or {}).items() if _is_number(value)}
         return {"class_path": f"{module}.{name}", "init_args": settings}
-
-    def build(self, config: RunConfig) -> tuple[TaskData, Task]:
-        """Return data and task with the settings in `config`, which may differ from those in the checkpoint."""
-        with self.add_path():
-            classes = config.classes
-            data: TaskData = self._make(classes["data"], config.data["init_args"], seed=config.seed_everything)
-            if data.measured and isinstance(self.spec, Mapping):
-                own = [name for name in data.measured if name in self.spec and data.hparams[name] is None]
-                data.spec = data.spec | {name: self.spec[name] for name in own}
-            if data.only_predict or data.measures_others:
-                data.spec = self.spec
-            return data, self._make(classes["model"], config.model["init_args"], spec=data.spec)
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
@@ -177,15 +168,6 @@ class Checkpoint:
         if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
             raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
-    @cached_property
-    def digest(self) -> str:
-        """The SHA-256 of the weights and of their names, in hexadecimal."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.saved["state_dict"].items()):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-            digest.update(weight.flatten().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
-
     @property
     def trained_on(self) -> str | None:
         """The fingerprint of the run's data, `TaskData.content`. None if the checkpoint has no fingerprint."""
@@ -197,11 +179,9 @@ class Checkpoint:
         `free` has the names of settings that may differ.
         """
         for section in (one for one in sections if one in self.saved["config"]):
-            theirs, ours = (
-                {section: part.get("class_path"), **part.get("init_args", {}), **seed}
-                for whole in (self.saved["config"], config)
-                for part, seed in [(whole.get(section) or {}, {"seed": whole.get("seed_everything", 0)})]
-            )
+            parts = [whole.get(section) or {} for whole in (self.saved["config"], config)]
+            theirs, ours = ({section: part.get("class_path"), **part.get("init_args", {})} for part in parts)
+            theirs["seed"], ours["seed"] = self.seed, config["seed_everything"]
             for name in [name for name in theirs if name in ours and name not in free]:
                 if theirs[name] != ours[name]:
                     made = f"made with {name}={theirs[name]!s:.60}, not {ours[name]!s:.60}"

@@ -69,7 +69,7 @@ class Parser(LightningArgumentParser):
             self.add_class_arguments(cls, section, fail_untyped=False, sub_configs=True)
         if classes:
             if "spec" in argument_names(classes["model"]):
-                self.link_arguments("data", "model.spec", spec_of, apply_on="instantiate")
+                self.link_arguments("data.spec", "model.spec", apply_on="instantiate")
             if "seed" in argument_names(classes["data"]):
                 self.link_arguments("seed_everything", "data.seed")
         self.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"logger"})
@@ -106,13 +106,6 @@ class Parser(LightningArgumentParser):
         return content
 
 
-def spec_of(data: Any) -> Any:
-    """Return the `spec` of data; raise UserError if a model cannot be trained on the data."""
-    if data.only_predict:
-        raise UserError(data.only_predict)
-    return data.spec
-
-
 @cache
 def settings_parser(**classes: Any) -> Parser:
     """Return a parser of the settings of a run; a required setting may be missing.
@@ -128,38 +121,25 @@ def settings_parser(**classes: Any) -> Parser:
     return parser
 
 
-def parse(parser: Parser, config: Config, words: Sequence[str], trusted: bool) -> tuple[Namespace, Config]:
+def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Namespace, Config]:
     """Return parsed settings, and all settings in the form of config.yaml.
 
     Args:
         parser: the parser.
         config: a configuration in the form of config.yaml; settings that it lacks get their defaults.
         words: flags, which override the configuration.
-        trusted: False: the parser, which imports every class that a value names, does not read the settings of task and
-            data in `config`.
     """
-    own = {name: config[name]["init_args"] for name in BUILT}
-    parser = parser if trusted else settings_parser(**classes_of(config))
-    read = config | {name: own[name] if trusted else {} for name in BUILT}
-    parsed = parser.parse_args(["--config", json.dumps(read), *words])
+    given = config | {name: config[name]["init_args"] for name in BUILT}
+    parsed = parser.parse_args(["--config", json.dumps(given), *words])
     content = {**{name: {} for name in BUILT}, **parser.content(parsed)}  # a class may have no arguments
-    if not trusted:
-        flags = parser.content(parser.parse_args(["--seed_everything=0", *words], defaults=False))
-        for section in BUILT:
-            content[section] = dict(own[section])
-            for name, value in flags.get(section, {}).items():
-                flag = re.compile(rf"--({section}\.)?{name}\.")  # as in --attn_kwargs.pos learned
-                nested = any(map(flag.match, words))
-                content[section][name] = {**(own[section].get(name) or {}), **value} if nested else value
     content |= {name: {"class_path": config[name]["class_path"], "init_args": content[name]} for name in BUILT}
     require_settings(content)
     return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
-def parse_config(config: Config, words: Sequence[str] = (), trusted: bool = True) -> Config:
+def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
     """Return a configuration with the defaults of all settings that it lacks, and values of their declared types."""
-    parser = settings_parser(**classes_of(config))
-    return parse(parser, config, words, trusted)[1]
+    return parse(settings_parser(**classes_of(config)), config, words)[1]
 
 
 def parse_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvt.run.callbacks import RunCallback
 from kvt.run.cli import KvtCLI
 from kvt.run.config import bare, in_short
-from kvt.run.folder import best_checkpoint, run_of_checkpoint
+from kvt.run.folder import BEST, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system.files import read_json, write_atomically, write_csv
 from kvt.system.hardware import environment
@@ -100,7 +100,7 @@ def add_test(checkpoint: str | Path, scores: Mapping[str, float], precision: str
     Returns None, and changes nothing, if the checkpoint is not the best of a finished run, or has another precision.
     """
     folder = run_of_checkpoint(checkpoint)
-    if folder is None or best_checkpoint(folder).resolve() != Path(checkpoint).resolve():
+    if folder is None or (folder / BEST).resolve() != Path(checkpoint).resolve():
         return None
     result = read_json(path := folder / "result.json")
     if result is None or result.get("precision") != precision or scores.keys() & result.keys():

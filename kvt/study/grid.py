@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from kvt.attention import AttentionFactory
 from kvt.attention.factory import parse_attention
 from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
-from kvt.run.folder import best_checkpoint
+from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
@@ -209,7 +209,7 @@ class Run:
         return root / self.task / self.config.imports["attn"].rpartition(".")[2] / self.name
 
     def best_checkpoint(self, root: Path) -> Path:
-        return best_checkpoint(self.folder(root))
+        return self.folder(root) / BEST
 
     def describe(self, names: Sequence[str]) -> str:
         """Describe the run with the settings in `names`, for example "sort qkv dim=32 heads=4 seed=0"."""

@@ -10,8 +10,8 @@ from filelock import Timeout
 from kvt.run import results
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
-from kvt.run.fit import fit
-from kvt.run.folder import empty, last_checkpoint, locked
+from kvt.run.fit import fit, locked
+from kvt.run.folder import LAST, empty
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import Run
 from kvt.study.outcomes import FAILURE, FAULTY, TERMINAL, Outcome, State, read_outcome
@@ -29,7 +29,7 @@ class Job:
 
 def saved_steps(folder: Path) -> int:
     """Return the number of training steps in a run's last.ckpt; 0 if the file does not exist."""
-    last = last_checkpoint(folder)
+    last = folder / LAST
     return Checkpoint(last).step if last.is_file() else 0
 
 
@@ -87,4 +87,4 @@ def train_job(job: Job) -> None:
         empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
     # quiet=True draws no pictures, because drawing takes longer than training a small model
     fit(KvtCLI(config.as_dict()), job.folder, resume=resume, quiet=True)
-    last_checkpoint(job.folder).unlink(missing_ok=True)  # keeps only best.ckpt
+    (job.folder / LAST).unlink(missing_ok=True)  # keeps only best.ckpt

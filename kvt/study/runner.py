@@ -13,7 +13,8 @@ import torch
 from filelock import Timeout
 from tqdm import tqdm
 
-from kvt.run.folder import is_in_use, locked
+from kvt.run.fit import locked
+from kvt.run.folder import is_in_use
 from kvt.study.forecast import Times, print_forecast
 from kvt.study.grid import Run, varying_settings
 from kvt.study.job import Job, forget, saved_steps, write_failure

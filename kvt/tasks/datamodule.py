@@ -40,9 +40,7 @@ class TaskData(L.LightningDataModule, ABC):
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
     measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec`, measured on training data, that a trained model keeps
-    only_predict: str | None = None
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
-    measures_others: bool = False
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:

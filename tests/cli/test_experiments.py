@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kvt.attention import ATTENTION
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
-from kvt.run.folder import new_folder
+from kvt.run.fit import new_folder
 from kvt.run.load_checkpoint import read_checkpoint
 from kvt.tasks import ImageTask
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_IMAGES, SMALL_LISTS, slow

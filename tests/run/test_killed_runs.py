@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.run.config import RunConfig
-from kvt.run.folder import last_checkpoint
+from kvt.run.folder import LAST
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.commands import MAX_SECONDS
 from tests.helpers.drivers import children, wait_for_training
@@ -73,7 +73,7 @@ def start(words: list[str], signals: str = "") -> tuple[int, dict[str, int]]:
 def resume(words: list[str], signals: str = "") -> int:
     """Resume the run, or start it if it was killed before it had a folder; return its exit code."""
     run = run_folder()
-    if run and last_checkpoint(run).is_file():
+    if run and (run / LAST).is_file():
         RESUMED_AT.add(checkpoint(run, "last")["global_step"])
     return start(["--resume", str(run)] if run else words, signals)[0]
 
@@ -202,10 +202,10 @@ def test_asked_twice_it_stops_at_once_even_while_it_saves(whole):
     first = calls["checkpoint"] // 6  # at the least: each of three epochs writes the last, and maybe the best
     for call in range(1, first, first // 5):
         moments = f"step:{calls['step'] // 9}:{SIGINT:d} checkpoint:{call}:{SIGINT:d}"
-        assert resume(REVERSE, moments) == 128 + SIGINT, printed()
-        assert not last_checkpoint(run_folder()).exists()
+        assert resume(REVERSE, moments) == -SIGINT, printed()
+        assert not (run_folder() / LAST).exists()
     middle = calls["step"] // 2
-    assert resume(REVERSE, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == 128 + SIGINT, printed()
+    assert resume(REVERSE, f"step:{middle}:{SIGINT:d} step:{middle + 20}:{SIGINT:d}") == -SIGINT, printed()
     assert "stopping after this step; press Ctrl-C again to stop at once" in printed()
     assert "resume with" not in printed()
     assert "Traceback" not in printed()

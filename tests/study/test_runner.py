@@ -8,7 +8,7 @@ from time import sleep
 import pytest
 import torch
 
-from kvt.run.folder import last_checkpoint
+from kvt.run.folder import LAST
 from kvt.study import job as work
 from kvt.study import runner as studies
 from kvt.study.forecast import Times
@@ -113,7 +113,7 @@ def test_a_run_whose_process_dies_goes_on_while_it_saves_more(study, runs, check
         def make(self, job: Job) -> Outcome:
             self.asked[job.folder.name] += 1
             if (step := self.asked[job.folder.name]) <= checkpoints:
-                last = last_checkpoint(job.folder)
+                last = job.folder / LAST
                 last.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(EMPTY | {"global_step": step}, last)
             raise LostProcessError("memory was full")
