@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
-from kvt.run.sections import BUILT, Config, section_class
+from kvt.run.config import BUILT, Config, section_class
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
@@ -106,12 +106,8 @@ class Checkpoint:
         The user must name an optimiser of another package again, because kvt imports no class that a file names.
         """
         asked = self.saved["config"].get("optimizer") or {}
-        module, _, name = str(asked.get("class_path")).rpartition(".")
-        known = vars(torch.optim).get(name) if module == "torch.optim" else None
-        if not (isinstance(known, type) and issubclass(known, torch.optim.Optimizer)):
-            return None
-        settings = {name: value for name, value in (asked.get("init_args") or {}).items() if _is_number(value)}
-        return {"class_path": f"{module}.{name}", "init_args": settings}
+        is_torchs = str(asked.get("class_path")).rpartition(".")[0] == "torch.optim"
+        return asked if is_torchs and "class_path" not in json.dumps(asked.get("init_args")) else None
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
@@ -221,10 +217,6 @@ class Checkpoint:
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float) or (isinstance(value, list) and all(map(_is_number, value)))
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:

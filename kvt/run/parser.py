@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.sections import BUILT, OTHERS, Config, classes_of
+from kvt.run.config import BUILT, OTHERS, Config, classes_of
 from kvt.system.console import with_nearest
 from kvt.system.errors import (
     UserError,

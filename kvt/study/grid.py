@@ -12,9 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from kvt.attention import AttentionFactory
 from kvt.attention.factory import parse_attention
-from kvt.run.config import NOT_COMPARED, RunConfig, bare, in_short, short_hash
+from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, bare, in_short, short_hash
 from kvt.run.folder import BEST
-from kvt.run.sections import BUILT, TRAINER
 from kvt.system.errors import UserError, first_mistake, unknown
 from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import printable

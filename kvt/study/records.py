@@ -24,8 +24,7 @@ import pandas as pd
 from filelock import FileLock
 from pydantic import AwareDatetime, BaseModel
 
-from kvt.run.config import RunConfig
-from kvt.run.sections import GROUPS, PARTS, TRAINER
+from kvt.run.config import GROUPS, PARTS, TRAINER, RunConfig
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system.console import say

@@ -126,7 +126,7 @@ def test_a_checkpoint_does_not_decide_where_to_write(own, in_tmp_dir):
     assert not Path("far_away").exists()
 
 
-@pytest.mark.parametrize("callback", ["BestCheckpoint", "LastCheckpoint"])
+@pytest.mark.parametrize("callback", ["Best", "Last"])
 @pytest.mark.parametrize("name", ["checkpoints/../../precious", "checkpoints/.."])
 def test_a_resumed_run_deletes_nothing_that_its_checkpoint_names(experiment, callback, name):
     """Lightning deletes the best checkpoint so far, a folder too, wherever the state of its callback says it is."""
