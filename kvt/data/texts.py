@@ -99,6 +99,5 @@ class Corpus:
     def _listed(self) -> Iterator[Path]:
         for folder, folders, names in os.walk(self.root, followlinks=True):
             folders[:] = [name for name in folders if not name.startswith(".") and name not in PACKAGES]
-            yield from (
-                Path(folder, name) for name in names if fnmatchcase(name, self.pattern) and not name.startswith(".")
-            )
+            shown = (name for name in names if not name.startswith("."))
+            yield from (Path(folder, name) for name in shown if fnmatchcase(name, self.pattern))

@@ -217,9 +217,7 @@ def read_tokenizer(path: Path) -> BytePairs:
     If the tokenizer does not have the token `END`, the end token is the eos_token in tokenizer_config.json, a file in
     the folder of tokenizer.json.
     """
-    require_file(
-        path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's from the Hugging Face hub"
-    )
+    require_file(path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's")
     end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path), end)

@@ -116,25 +116,16 @@ def test_documents_are_the_rows_of_the_column_of_strings():
     assert cut.task_name == "characters_lines"
 
 
-def tokens(name: str, **settings) -> tuple[TextTokens, dict[str, str]]:
-    """A data set as bytes, and the text of each split, in which \0 stands where a document ends."""
-    data = TextTokens(text=name, data_dir="data", length=8, **settings)
-    data.setup("fit")
-    stream = data.splits["val"][2].tolist()
-    cut = int(data.splits["val"][0][0])
-    parts = {"train": stream[:cut], "val": stream[cut:]}
-    return data, {split: bytes(0 if i == 256 else i for i in part).decode() for split, part in parts.items()}
-
-
 def test_a_language_model_has_each_row_as_a_document():
     rows = ["To be,", None, "", "or not\r\nto be.", "That is the question.\n"] * 3
     own = save("own", train={"text": rows}, validation={"text": ["Whether 'tis", "nobler"]})
+    cut = save("cut", train={"text": rows})
     train = "To be,\0or not\nto be.\0That is the question.\n\0" * 3
-    data, parts = tokens(own)
-    assert parts == {"train": train, "val": "Whether 'tis\0nobler\0"}
-    assert data.task_name == "language_model_own"
-    _, parts = tokens(save("cut", train={"text": rows}), val_size=0.3)
-    assert parts["train"] + parts["val"] == train
-    assert parts["train"].endswith("\0")
-    learned = TextTokens(text=own, data_dir="data", tokenizer="bpe", vocab_size=300, length=8)
-    assert learned.spec["tokenizer"] != "bytes"
+    for name, text in ((own, train + "Whether 'tis\0nobler\0"), (cut, train)):
+        data = TextTokens(text=name, data_dir="data", length=8, val_size=0.3)
+        data.setup("fit")
+        stream, first = data.splits["val"][2].tolist(), int(data.splits["val"][0][0])
+        assert bytes(0 if i == 256 else i for i in stream).decode() == text
+        assert first == len(train) if name == own else stream[first - 1] == 256
+    assert data.task_name == "language_model_cut"
+    assert TextTokens(text=own, data_dir="data", tokenizer="bpe", vocab_size=300).spec["tokenizer"] != "bytes"

@@ -132,9 +132,6 @@ def test_processes_together_take_the_batches_of_one_with_larger_ones(rows, size,
     one = [b for (b,) in make(rows, batch_size=world * size, shuffle=True)]
     for together, alone in zip(zip(*parts, strict=True), one, strict=False):  # of one process there may be a rest more
         assert torch.equal(torch.cat(together), alone)
-
-
-def test_processes_draw_different_numbers():
     draws = [served(make(8, batch_size=2, shuffle=True, rank=r, world_size=2))[0][1] for r in range(2)]
     assert draws[0] != draws[1]
 

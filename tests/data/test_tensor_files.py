@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kvt.tasks.anomaly import FeatureFile
-from tests.conftest import write_features
 from tests.data.helpers import user_error
 
 
@@ -33,17 +32,6 @@ def test_features_of_any_precision_and_labels_of_any_size_are_read_whole(tmp_pat
         assert torch.equal(labels, saved[split][1].long())
 
 
-def test_content_identifies_the_numbers_wherever_the_file_lies(tmp_path):
-    contents = []
-    for name, seed in (("one", 0), ("two", 1)):
-        write_features(tmp_path / f"{name}.pt", classes=3, width=5, seed=seed)
-        here = FeatureFile(tmp_path / f"{name}.pt").content
-        (tmp_path / f"{name}.pt").rename(tmp_path / "moved.pt")
-        assert FeatureFile(tmp_path / "moved.pt").content == here
-        contents.append(here)
-    assert contents[0] != contents[1]
-
-
 class Program:
     """Unpickled, it would make a folder."""
 
@@ -58,8 +46,6 @@ MISTAKES = {
     "program": {"train": GOOD, "test": Program()},
     "no dictionary": [GOOD, GOOD],
     "no test": {"train": GOOD},
-    "no pair": {"train": GOOD, "test": (X,)},
-    "images": {"train": (torch.randn(4, 3, 2), Y), "test": GOOD},
     "unequal": {"train": GOOD, "test": (X, Y[:3])},
     "widths": {"train": GOOD, "test": (X[:, :2], Y)},
     "empty": {"train": GOOD, "test": (X[:0], Y[:0])},
