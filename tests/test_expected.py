@@ -57,7 +57,7 @@ class Expected:
 def recorded(expected: Expected, task: str, attn: str) -> dict[int, dict]:
     """Return the results of the record's runs that the command makes, by seed: of equal runs the first."""
     config, results = expected.config(attn), {}
-    for row in read_record(expected.record)[1]:
+    for row in read_record(expected.record).rows:
         if row.task == task and row.outcome.made_with.model["init_args"]["attn"] == attn:
             differ = {name for name, *_ in config.differences(row.outcome.made_with)}
             if differ <= {"seed", *expected.unlike}:

@@ -35,7 +35,7 @@ def study_run(
     """Train the runs of a grid that are not done yet.
 
     You may stop the command at any time. The same command resumes killed runs from their last checkpoints. It does not
-    train failed, damaged or outdated runs again. Several commands, on the same or on several machines, may use the same
+    train failed runs again. Several commands, on the same or on several machines, may use the same
     folder and share the runs.
 
     Args:
@@ -46,8 +46,8 @@ def study_run(
             several small models. Default: the number of GPUs, or the number of cores if there is no GPU.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine. All machines of the cluster must have
             the folder and the data at the same path.
-        retry_failed: train failed runs again from their last checkpoint, and damaged or outdated runs from the
-            beginning.
+        retry_failed: train failed runs again from their last checkpoint, or from the beginning if a file of the run is
+            damaged or the folder has other settings.
         dry_run: print the number of finished runs of each task, and the time that the other runs will take, estimated
             from finished and recorded runs.
         list: print each run and its state, without training.
@@ -146,7 +146,7 @@ def reproduce(
         folder: folder of the runs and of the reports.
         workers: number of runs to train at once; default: the number of GPUs, or else of cores.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine.
-        retry_failed: train failed, damaged and outdated runs again.
+        retry_failed: train failed runs again.
         dry_run: print the number of finished runs, and the time that the other runs will take.
         list: print each run and its state, without training.
         only: train only the runs with these settings, such as --only task=sort dim=64. The reports contain all finished
@@ -256,5 +256,5 @@ def _tell_verdicts(grids: Sequence["Grid"], outcomes: "Sequence[Outcomes]") -> N
 
 def _exit(failed: int) -> None:
     if failed:
-        say(f"error: {failed} runs failed, are damaged or outdated: rerun with --retry_failed")
+        say(f"error: {failed} runs failed: rerun with --retry_failed")
         sys.exit(1)
