@@ -16,7 +16,7 @@ from kvt.run.config import NOT_COMPARED, RunConfig, in_short, short_hash
 from kvt.run.folder import best_checkpoint
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
+from kvt.system.files import CONFIGS, GRIDS, find_yaml, parse_settings, read_yaml, yaml_names
 from kvt.system.quoting import printable
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
@@ -93,6 +93,7 @@ class GridFile:
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
     best_of: str | None = None
     against: dict[str, str] = field(default_factory=dict)
+    set: Settings = field(default_factory=dict)  # replaces the axes with these names in all tasks and scales
 
     @classmethod
     def parse(cls, content: Any) -> "GridFile":
@@ -113,7 +114,7 @@ class GridFile:
         changes, own = self.scales[scale] or Scale(), _as_mapping(self.tasks)
         found: dict[str, Axes] = {}
         for task, axes in (own if changes.tasks is None else _as_mapping(changes.tasks)).items():
-            merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {})
+            merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {}) | self.set
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
         return found, changes.seeds or self.seeds
 
@@ -130,30 +131,27 @@ class TaskFile:
         base = RunConfig.from_yaml(path)
         trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
         self._base = replace(base, trainer=trainer, ckpt_path=None)
-        named = [(section, name) for section in BUILT for name in getattr(base, section)["init_args"]]
-        named += [("trainer", name) for name in trainer]
-        self.section_of = {
-            name: section
-            for section, name in named
-            if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # a grid names tasks under `tasks`
-        } | {"optimizer": ""}
+        parts = {section: getattr(base, section)["init_args"] for section in BUILT} | {"trainer": trainer}
+        named = {name: section for section, part in parts.items() for name in part if name != "task"}
+        self.section_of = {name: part for name, part in named.items() if f"{part}.{name}" not in NOT_COMPARED}
+        self.section_of["optimizer"] = ""
 
-    def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert settings to the types that classes declare; raise UserError if a setting is invalid."""
+    def value(self, axis: str, value: Any) -> dict[str, Any]:
+        """Return what a value of an axis sets, as the types that classes declare: one setting, or all in a mapping.
+
+        Raises UserError if a setting is invalid.
+        """
+        known = self.section_of.keys()
+        several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
+        settings = value if several else {axis: value}
         attn, arguments = parse_attention(str(settings.get("attn")))
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
-        if strange := [name for name in settings if name not in self.section_of]:
-            raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
+        if strange := [name for name in settings if name not in known]:
+            raise unknown(f"setting of {self.name}:", strange[0], sorted(known))
         changed = self._base.changed(**settings)
         typed = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
         typed["optimizer"] = changed.optimizer
         return {name: typed[name] for name in settings}
-
-    def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the typed settings that a value of an axis sets: the setting `axis`, or all settings in a mapping."""
-        known = self.section_of.keys()
-        several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
-        return self.typed(value if several else {axis: value})
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
         """Return a run's configuration with these parsed settings. Runs share unchanged sections to save memory."""
@@ -170,9 +168,6 @@ class Run:
     settings: Mapping[str, Any]  # the parsed values of the axes
     seed: int
     config: RunConfig
-
-    def with_seed(self, seed: int) -> "Run":
-        return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
 
     @cached_property
     def name(self) -> str:
@@ -293,7 +288,7 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(name for name, found in values.items() if len(found) > 1)
 
 
-def read_grid(named: str | Path, scale: str | None = None) -> Grid:
+def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str] = ()) -> Grid:
     """Return a grid at one of its scales.
 
     The grid gives a task as a path that ends in .yaml and is relative to the grid's folder, or as a name. A name stands
@@ -302,13 +297,14 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     Args:
         named: path of the grid's YAML file, or name of a grid in kvt/grids.
         scale: name of a scale; default: laptop if the grid has it, else its first scale.
+        changes: words such as norm=post, which replace axes of the grid.
 
     Raises:
         UserError: the file is missing or invalid, or the scale is unknown.
     """
     path = find_yaml(str(named), GRIDS)
     try:
-        file = GridFile.parse(read_yaml(path, "the grid"))
+        file = replace(GridFile.parse(read_yaml(path, "the grid")), set=parse_settings(changes, "--set"))
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
@@ -318,7 +314,7 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
         scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
-        return Grid(path.stem, scale, file, tuple(at[scale]), of_all_scales, scale_diff)
+        return Grid(",".join([path.stem, *changes]), scale, file, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(yaml_names(GRIDS))
         raise UserError(f"{path}: no such grid; kvt has {names}") from error
@@ -345,7 +341,8 @@ def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | Non
         for task, values in zip(files, axes.values(), strict=True)
     ]
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
-    return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
+    pairs = product(seeds, of_a_seed)
+    return deduplicate([replace(r, seed=s, config=replace(r.config, seed_everything=s)) for s, r in pairs])
 
 
 def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
@@ -367,11 +364,10 @@ def _find_task(grid: Path, task: str) -> Path:
 
 def _require_attentions(runs: Sequence[Run]) -> None:
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
-    models = [run.config.model["init_args"] for run in runs]
-    known = [[model.get(name) for name in names] for model in models if model.get("dim") and model.get("heads")]
-    for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
+    for attn, attn_kwargs, dim, heads, pos_dim in _distinct([run.value(name) for name in names] for run in runs):
         try:
-            AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
+            if dim and heads:  # not for models that have a size in place of them
+                AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None
 
@@ -384,15 +380,11 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], fu
         for name in dict.fromkeys(name for run in (*mine, *full) for name in run.setting):
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
             compared[f"{task}: {name}"] = values[0], values[1]
-        compared[f"{task}: {ATTENTIONS}"] = _attentions(mine, full), _attentions(full, mine)
+        names = [_distinct(run.attention for run in runs) for runs in (mine, full)]
+        alone = [[attention for attention in names[i] if attention not in names[1 - i]] for i in (0, 1)]
+        compared[f"{task}: {ATTENTIONS}"] = alone[0], alone[1]
     compared["study: seeds"] = seeds, full_seeds
     return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
-
-
-def _attentions(runs: Sequence[Run], others: Sequence[Run]) -> list[Any]:
-    """Return the attentions in `runs` that no run of `others` has."""
-    known = {run.attention for run in others}
-    return _distinct(run.attention for run in runs if run.attention not in known)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -5,22 +5,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from kvt.run.config import RunConfig, bare
+from kvt.study.grid import Grid, Run
 from kvt.system.errors import UserError
 from kvt.system.files import read_yaml
 from kvt.system.quoting import one_line
-
-if TYPE_CHECKING:  # importing pandas is slow
-    import numpy as np
-    import pandas as pd
-
-    from kvt.study.grid import Grid, Run
-
-Rows = TypeVar("Rows", "pd.DataFrame", "np.ndarray[Any, Any]")
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
@@ -53,25 +48,19 @@ class Outcome(NamedTuple):
     state: State
     message: str = ""  # one line: why the run failed or diverged
     result: dict[str, Any] = {}  # noqa: RUF012 - never modified; the content of result.json without "config"
-    history: Any = None  # a pandas.DataFrame or None
-    config: RunConfig | None = None  # the stored configuration; None if the file is damaged or the run is new
-
-    @property
-    def made_with(self) -> RunConfig:
-        """The configuration of a run that has ended."""
-        assert self.config
-        return self.config
+    history: pd.DataFrame | None = None
+    config: Any = None  # the stored RunConfig; None if the file is damaged or the run is new
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; reports use the first
 
 
-def outcome_of(run: "Run", outcomes: Outcomes) -> Outcome:
+def outcome_of(run: Run, outcomes: Outcomes) -> Outcome:
     """Return the first outcome of a run, or an outcome of state `NEW` if there is none."""
     return next(iter(outcomes.get(run.name, ())), Outcome(State.NEW))
 
 
-def read_outcomes(runs: "Sequence[Run]", root: Path) -> Outcomes:
+def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
     """Return a dict that maps the name of each run to its outcome, read from the run's folder inside `root`."""
     return {run.name: [read_outcome(run.folder(root), run.config)] for run in runs}
 
@@ -104,17 +93,15 @@ def _read(folder: Path) -> Outcome:
         with damage(RESULT):
             result = json.loads((folder / RESULT).read_bytes())
         return ended(result, _read_history(folder), RESULT)
-    config = None
-    if (folder / CONFIG).exists():
-        with damage(CONFIG):
-            config = _configuration(read_yaml(folder / CONFIG, CONFIG))
+    with damage(CONFIG):
+        config = _configuration(read_yaml(folder / CONFIG, CONFIG)) if (folder / CONFIG).exists() else None
     if (folder / ERROR).exists():
         first, *_ = (folder / ERROR).read_text(errors="replace").split("\n")
         return Outcome(State.FAILED, one_line(first), config=config)
     return Outcome(State.STARTED if config else State.NEW, config=config)
 
 
-def ended(result: Any, history: "pd.DataFrame | None", where: str) -> Outcome:
+def ended(result: Any, history: pd.DataFrame | None, where: str) -> Outcome:
     """Return the outcome of a run from the content of its result.json.
 
     Raises a UserError that begins with `where` if the content is invalid.
@@ -126,8 +113,6 @@ def ended(result: Any, history: "pd.DataFrame | None", where: str) -> Outcome:
         numbers = ("parameters", "seconds", *(name for name in result if "/" in name))
         if wrong := [name for name in numbers if type(result[name]) not in (int, float)]:
             raise ValueError(f"{wrong[0]} is not a number")
-        if not 0 <= result["seconds"] < inf:
-            raise ValueError(f"seconds is {result['seconds']}")
         diverged, config = one_line(result.get("diverged", "")), _configuration(result["config"])
     state = State.DIVERGED if "diverged" in result else State.FINISHED
     return Outcome(state, diverged, {key: value for key, value in result.items() if key != "config"}, history, config)
@@ -149,9 +134,7 @@ def _configuration(stored: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**{name: value for name, value in stored.items() if name not in REMOVED or value != REMOVED[name]})
 
 
-def _read_history(folder: Path) -> "pd.DataFrame | None":
-    import pandas as pd
-
+def _read_history(folder: Path) -> pd.DataFrame | None:
     if not (folder / HISTORY).exists():
         return None
     with damage(f"{HISTORY} is not a table of numbers"):
@@ -164,12 +147,12 @@ def _read_history(folder: Path) -> "pd.DataFrame | None":
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
-def thinned(rows: Rows, points: int) -> Rows:
+def thinned(rows: Any, points: int) -> Any:
     """Return at most `points` of the rows. The returned rows are evenly spaced and include the last row."""
     return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
-def table_of_results(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
+def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table with a row for each run of the grid, in the grid's order. Runs that are not done have a row, too.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
@@ -179,35 +162,32 @@ def table_of_results(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
     return _table(grid, {run.name: [outcome_of(run, outcomes)] for run in grid.runs})
 
 
-def table_of_repeats(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
+def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table with the columns of `table_of_results`, and a row for each outcome after the first of a run."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
-def table_of_histories(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
+def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     """Return a table with a row for each step at which a finished run logged metrics.
 
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". If a run
     was trained several times, its first history is used.
     """
-    import pandas as pd
-
-    identities, histories = [], []
-    for run, identity in _identities(grid):
-        finished = (one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED)
-        if (history := next((one for one in finished if one is not None), None)) is not None:
-            identities.append(identity)
-            histories.append(history)
-    if not histories:
+    found = [
+        (about, history)
+        for run, about in _identities(grid)
+        for history in [
+            one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED and one.history is not None
+        ][:1]
+    ]
+    if not found:
         return pd.DataFrame()
-    stacked = pd.concat(histories, keys=range(len(histories)))
-    of_runs = pd.DataFrame(identities).iloc[stacked.index.get_level_values(0)]
+    stacked = pd.concat([history for _, history in found], keys=range(len(found)))
+    of_runs = pd.DataFrame([about for about, _ in found]).iloc[stacked.index.get_level_values(0)]
     return pd.concat([stacked.reset_index(drop=True), of_runs.reset_index(drop=True)], axis=1)
 
 
-def _table(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
-    import pandas as pd
-
+def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     return pd.DataFrame(
         {
             **identity,
@@ -220,7 +200,7 @@ def _table(grid: "Grid", outcomes: Outcomes) -> "pd.DataFrame":
     )
 
 
-def _identities(grid: "Grid") -> "Iterator[tuple[Run, dict[str, Any]]]":
+def _identities(grid: Grid) -> Iterator[tuple[Run, dict[str, Any]]]:
     for run in grid.runs:
         about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
         yield run, about | {"setting": run.text(grid.varying)}

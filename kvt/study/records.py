@@ -71,7 +71,7 @@ def find_outcomes(
     for folder, outcomes in {"": known, **{str(folder): _outcomes(folder) for folder in folders}}.items():
         names = set()
         for outcome in outcomes:
-            config = outcome.made_with
+            config = outcome.config
             own = (config.model["class_path"], config.data["class_path"]) in classes and config.ckpt_path is None
             if own and (name := config.name) in found:
                 names.add(name)
@@ -172,7 +172,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Return the cells of an outcome's row, without the columns in `FIRST`."""
-    settings = outcome.made_with.flat.items()
+    settings = outcome.config.flat.items()
     found = {
         name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
     }
@@ -189,7 +189,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
     lines, histories = [], []
     for name, task, attention, outcome in rows:
         numbers[name] += 1
-        key, seed = {"name": name, "replication": numbers[name]}, outcome.made_with.seed_everything
+        key, seed = {"name": name, "replication": numbers[name]}, outcome.config.seed_everything
         about = {**key, "task": task, "attention": attention, "seed": seed, "state": outcome.state}
         lines.append({**about, **_cells(outcome)})
         if outcome.history is not None:

@@ -4,17 +4,16 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import timedelta
-from math import ceil
+from datetime import datetime, timedelta
+from math import ceil, log, prod
 from pathlib import Path
 from statistics import fmean
-from time import monotonic, sleep
+from time import sleep
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from kvt.run.folder import empty, is_in_use, last_checkpoint
 from kvt.study.grid import Run, varying_settings
@@ -26,8 +25,6 @@ from kvt.system.files import require_folder, user_path
 from kvt.system.hardware import cores
 from kvt.system.quoting import printable
 
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} runs, {elapsed} so far{postfix} left"
-QUIET = 60.0  # least seconds between two lines of progress, printed if no terminal shows a bar
 ATTEMPTS = 3  # a run fails after this number of deaths of its process without a new checkpoint in between
 PAUSE = 1.0  # seconds between two checks whether another study has ended a run
 
@@ -62,35 +59,44 @@ def make_runs(
     require_positive(workers=workers)
     require_folder(root, "--folder", write=False)
     names, times, states = varying_settings(runs), Times(), dict[str, State]()
-    alike: dict[str, list[Run]] = {}  # failed runs by message
+    failed: dict[str, list[Run]] = {}  # by message
     for run in runs:
-        known = recorded.get(run.name)
-        outcome = known[0] if known else read_outcome(run.folder(root), run.config)
+        outcome = next(iter(recorded.get(run.name, ())), None) or read_outcome(run.folder(root), run.config)
         states[run.name] = outcome.state
         times.add(run, outcome.result)
         if outcome.state == State.FAILED:
-            alike.setdefault(outcome.message, []).append(run)
+            failed.setdefault(outcome.message, []).append(run)
     tell(tally(states.values()))
     for run in runs if listed else ():
         tell(f"{states[run.name]:<10} {run.name} {run.describe(names)}")
-    for message, (first, *others) in {} if retry_failed else alike.items():
+    for message, (first, *others) in {} if retry_failed else failed.items():
         which = f"{first.describe(names)}{f' and {len(others)} more' if others else ''}"
-        place = printable(os.path.relpath(first.folder(root)))
-        tell(f"failed before, {which}, {place}: {message}; rerun with --retry_failed")
+        tell(f"failed before, {which}, {os.path.relpath(first.folder(root))}: {message}; rerun with --retry_failed")
     done = (State.FINISHED, State.DIVERGED) if retry_failed else TERMINAL
     todo = [run for run in runs if states[run.name] not in done]
     if dry_run:
         print_forecast(runs, states, todo, times, workers)
-    if dry_run or listed:
-        return 0
-    if todo:
-        try:
-            for run in [todo[0], *(run for failed in alike.values() for run in failed if retry_failed)]:
-                forget(run, root)
-        except (OSError, NotImplementedError) as error:  # without locks, two processes could train the same run
-            raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
-        train_all(todo, root, LocalWorkers(workers) if ray is None else RayCluster(ray), states, times, names)
-        tell(tally(states.values()))
+    if dry_run or listed or not todo:
+        return 0 if dry_run or listed else sum(map(len, failed.values()))
+    try:
+        for run in [todo[0], *(run for alike in failed.values() for run in alike if retry_failed)]:
+            forget(run, root)
+    except (OSError, NotImplementedError) as error:  # without locks, two processes could train the same run
+        raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
+    left = {run.name: run for run in todo}
+    try:
+        with closing(LocalWorkers(workers) if ray is None else RayCluster(ray)) as engine:
+            for run, outcome in execute_runs(todo, root, engine):
+                del left[run.name]
+                states[run.name] = outcome.state
+                times.add(run, outcome.result)
+                about = f"{outcome.state:<8} {run.describe(names)}  {outcome.message or headline(outcome.result)}"
+                ended = f"[{len(runs) - len(left)}/{len(runs)}] {about}"
+                tell(f"{ended}; {times.left([*left.values()], engine.workers)} left" if left else ended)
+    except (KeyboardInterrupt, SystemExit):
+        say(f"{len(left)} of {len(runs)} runs are left: the same command continues them")
+        raise
+    tell(tally(states.values()))
     return sum(state == State.FAILED for state in states.values())
 
 
@@ -102,38 +108,6 @@ def forget(run: Run, root: Path) -> None:
             (folder / ERROR).unlink(missing_ok=True)
             if read_outcome(folder, run.config).state == State.FAILED:
                 empty(folder)
-
-
-def train_all(
-    todo: Sequence[Run],
-    root: Path,
-    workers: LocalWorkers | RayCluster,
-    states: dict[str, State],
-    times: "Times",
-    names: Sequence[str],
-) -> None:
-    """Train runs, show the progress, and keep `states` and `times` up to date."""
-    left = {run.name: run for run in todo}
-    begin = {"total": len(states), "initial": len(states) - len(todo), "smoothing": 0, "bar_format": BAR}
-    ended, told = execute_runs(todo, root, workers), monotonic()
-    try:
-        with closing(workers), tqdm(**begin, disable=None, postfix=times.left(todo, workers.workers)) as bar:
-            for run, outcome in ended:
-                del left[run.name]
-                states[run.name] = outcome.state
-                times.add(run, outcome.result)
-                bar.update()
-                if not bar.disable or outcome.state == State.FAILED:
-                    about = outcome.message or headline(outcome.result)
-                    bar.write(f"{outcome.state:<8} {run.describe(names)}  {about}")
-                if monotonic() - told > (QUIET if bar.disable else PAUSE):  # seldom, because the estimate takes O(runs)
-                    told = monotonic()
-                    bar.set_postfix_str(remaining := times.left([*left.values()], workers.workers))
-                    if left and bar.disable:
-                        tell(f"{tally(states.values())}; {remaining} left")
-    except (KeyboardInterrupt, SystemExit):
-        say(f"{len(left)} of {len(states)} runs are left: the same command continues them")
-        raise
 
 
 def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayCluster) -> Iterator[tuple[Run, Outcome]]:
@@ -153,8 +127,11 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
         if not started:
             sleep(PAUSE)
         for job, died in workers.wait(PAUSE if busy else None) if started else ():
-            run, outcome = started.pop(job.folder), read_outcome(job.folder, job.config)
-            last = last_checkpoint(job.folder)
+            run, outcome, last = (
+                started.pop(job.folder),
+                read_outcome(job.folder, job.config),
+                last_checkpoint(job.folder),
+            )
             key = job.folder, last.stat().st_mtime if last.exists() else 0.0
             deaths[key] += bool(died)
             if deaths[key] == ATTEMPTS and outcome.state not in TERMINAL:
@@ -177,23 +154,43 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 class Times:
-    """Estimates of a run's time: the mean time of known runs with the same `Run.shape`, or else of all known shapes."""
+    """Estimates of the time of runs from known runs on a GPU, if this machine has one, or else on CPUs."""
 
     def __init__(self) -> None:
-        self.known: dict[str, list[float]] = {}
+        self.known: dict[bool, dict[str, tuple[Run, list[float]]]] = {True: {}, False: {}}  # by GPU and `Run.shape`
+        self.machines: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+
+    @property
+    def kind(self) -> bool:
+        here = torch.cuda.is_available()
+        return here if self.known[here] else not here
 
     def add(self, run: Run, result: Mapping[str, Any]) -> None:
         if result:
-            self.known.setdefault(run.shape, []).append(result["seconds"])
+            span = [datetime.fromisoformat(result[name]) for name in ("started", "finished") if name in result]
+            seconds = max(result["seconds"], (span[-1] - span[0]).total_seconds() if span else 0.0)
+            gpus = result["machine"]["gpus"]
+            self.known[bool(gpus)].setdefault(run.shape, (run, []))[1].append(seconds)
+            self.machines[bool(gpus)][gpus[0] if gpus else result["machine"]["processor"]] += 1
+
+    def seconds(self, run: Run) -> float:
+        """Return the mean of runs with the same shape, else of the task's runs of the nearest size, scaled by size."""
+        known = self.known[self.kind]
+        alike = [known[run.shape]] if run.shape in known else [one for one in known.values() if one[0].task == run.task]
+        nearest, seconds = min(alike or known.values(), key=lambda one: abs(log(_size(one[0]) / _size(run))))
+        return fmean(seconds) * _size(run) / _size(nearest)
 
     def left(self, runs: Sequence[Run], workers: int) -> str:
         """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30"."""
-        if not self.known:
+        if not self.known[self.kind]:
             return "unknown time"
-        mean = {shape: fmean(seconds) for shape, seconds in self.known.items()}
-        default = fmean(mean.values())
-        seconds = sum(mean.get(run.shape, default) for run in runs) / workers
-        return f"about {timedelta(seconds=ceil(seconds))}"
+        seconds = {run.shape: self.seconds(run) for run in {run.shape: run for run in runs}.values()}
+        return f"about {timedelta(seconds=ceil(sum(seconds[run.shape] for run in runs) / workers))}"
+
+
+def _size(run: Run) -> float:
+    """Return width × depth × length, to which the time of a run is roughly proportional."""
+    return float(prod(run.value(name) or 1 for name in ("dim", "depth", "length")))
 
 
 def print_forecast(
@@ -207,4 +204,6 @@ def print_forecast(
         shown = {str(state): counts[state] for state in TERMINAL}
         rows[printable(task)] = {"runs": counts.total(), **shown, "to do": len(mine), "time": times.left(mine, workers)}
     tell(pd.DataFrame.from_dict(rows, orient="index").to_string())
-    tell(f"{len(todo)} to run: {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}")
+    machines = ", ".join(f"{count} runs on {name}" for name, count in times.machines[times.kind].most_common())
+    source = f", estimated from {machines}" if machines else ""
+    tell(f"{len(todo)} to run: {times.left(todo, workers)} with {workers} worker{'s' * (workers > 1)}{source}")

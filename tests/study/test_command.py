@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import command_parser, execute
+from kvt.study.grid import read_grid
 from kvt.system.console import run
 from kvt.system.files import GRIDS, yaml_names
 
@@ -46,6 +47,8 @@ def kvt(words: str) -> None:
         ("reproduce", "--all"),
         ("reproduce figure4 --dry_run", "table3"),
         ("study run tiny.yaml --only dims=16", "dim"),
+        ("study run tiny.yaml --set dims=16", "dim"),
+        ("study run tiny.yaml --set dim", "--set"),
         ("reproduce table2 --only task=srt", "sort"),
         ("study run tiny.yaml --folder file/below --dry_run", "--folder"),
         ("study report tiny.yaml --folder file --out there", "--folder"),
@@ -92,6 +95,21 @@ def test_grids_of_the_package_need_no_checkout(in_tmp_dir, capsys, words, count)
     kvt(words)
     assert capsys.readouterr().out.startswith(f"{count} runs: {count} to run\n")
     assert not [*in_tmp_dir.iterdir()]
+
+
+def test_a_setting_of_a_grid_is_changed_for_all_of_its_runs(tiny, capsys):
+    kvt("study run tiny.yaml --set norm=post dim=[16,32] --list")
+    listed = capsys.readouterr().out
+    (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"axes": {**TINY["axes"], "norm": "post", "dim": [16, 32]}}))
+    kvt("study run tiny.yaml --list")
+    assert listed == capsys.readouterr().out
+
+
+def test_a_grid_is_printed_to_be_edited(tiny, capsys):
+    kvt("study run table2 --print_grid")
+    (tiny / "mine.yaml").write_text(capsys.readouterr().out)
+    ours, theirs = (read_grid(name, "smoke").runs for name in ("mine.yaml", "table2"))
+    assert [run.name for run in ours] == [run.name for run in theirs]
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def test_a_new_argument_with_a_default_renames_no_run(write, monkeypatch):
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
     task = TaskFile(CONFIGS / "sort.yaml")
-    ours = task.config(task.typed({"attn": "k", "train_size": 128, "lr": "1e-2", "max_steps": 1}), seed=3)
+    ours = task.config(task.value("", {"attn": "k", "train_size": 128, "lr": "1e-2", "max_steps": 1}), seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
     made = RunConfig(**experiment("sort", *small, "--max_steps", "1")["config"]).changed(accelerator="auto")
     assert ours.flat == made.flat

@@ -40,7 +40,7 @@ def test_a_run_of_version_0_1_is_read(grid):
     assert read_outcome(folder, run.config).state == State.FINISHED
 
 
-WRONG = [{"seconds": "3"}, {"seconds": float("nan")}, {"parameters": None}, {"machine": {}}, {"test/acc": "0.75"}]
+WRONG = [{"seconds": "3"}, {"parameters": None}, {"machine": {}}, {"test/acc": "0.75"}]
 DAMAGE = [
     *(("result.json", content) for content in (b"", b"\x80\0\xff", b"[]", json.dumps(METRICS).encode())),
     *(("result.json", json.dumps(RESULT | METRICS | wrong).encode()) for wrong in WRONG),

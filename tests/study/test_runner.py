@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from threading import Thread
 from time import sleep
 
@@ -15,7 +16,7 @@ from kvt.study.outcomes import State
 from kvt.study.runner import ATTEMPTS, Times, execute_runs, make_runs
 from kvt.study.workers import Job
 from kvt.system.quoting import MAX_LINE_CHARS
-from tests.helpers.drivers import Study, finish, hold, until
+from tests.helpers.drivers import RESULT, Study, finish, hold, until
 from tests.helpers.in_line import InLine
 
 OWN = """
@@ -119,13 +120,18 @@ def test_a_run_whose_process_dies_goes_on_while_it_saves_more(study, runs, check
     assert workers.asked == {run.name: max(checkpoints - 1, 0) + ATTEMPTS}
 
 
-def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
+def test_the_time_left_is_estimated_by_the_same_shape_else_by_size(runs):
+    def known(seconds):
+        return RESULT | {"seconds": seconds}
+
     times, first = Times(), runs[0]
     other = next(run for run in runs if run.shape != first.shape)
+    wider = replace(first, config=first.config.changed(dim=32))
     assert times.left(runs, 1) == "unknown time"
-    times.add(first, {"seconds": 60})
+    times.add(first, known(60))
     assert times.left([other], 1) == "about 0:01:00"
-    times.add(other, {"seconds": 600})
+    assert times.left([wider], 1) == "about 0:02:00"
+    times.add(other, known(600))
     assert times.left([first, first, other], 2) == "about 0:06:00"
     assert times.left([], 1) == "about 0:00:00"
 
