@@ -27,7 +27,7 @@ from kvt.reports.tables import Table
 from kvt.reports.text import counts_of, difference_of, interval_of, left_out_of, pair_of, verdict_in_words
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
-from kvt.study.records import MANIFEST, find_outcomes, read_record
+from kvt.study.records import RECORD, find_outcomes, read_record
 from kvt.system.files import read_yaml, write_atomically
 from kvt.system.quoting import Markdown, markdown_table
 
@@ -410,19 +410,19 @@ def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
 
     At scale paper, outcomes of the grid's other records are added, for runs with the paper's settings.
     """
-    manifest, rows = read_record(folder)
-    known = [row.outcome for row in rows]
-    for path in sorted(folder.parent.glob(f"{manifest.grid}-*/{MANIFEST}")) if manifest.scale == FULL else ():
-        other, rows = read_record(path.parent)
-        known += [row.outcome for row in rows if other.grid == manifest.grid and path.parent != folder]
-    grid = read_grid(manifest.grid, manifest.scale)
+    record = read_record(folder)
+    known = [row.outcome for row in record.rows]
+    for path in sorted(folder.parent.glob(f"{record.grid}-*/{RECORD}")) if record.scale == FULL else ():
+        other = read_record(path.parent)
+        known += [row.outcome for row in other.rows if other.grid == record.grid and path.parent != folder]
+    grid = read_grid(record.grid, record.scale)
     return grid, find_outcomes(grid.runs, (), known=known)
 
 
 def _read(folder: Path) -> Record | None:
     if (table := folder / f"{folder.name}.csv").is_file():  # a table of kvt bench
         return Record(pd.read_csv(table))
-    if not (folder / MANIFEST).is_file():
+    if not (folder / RECORD).is_file():
         return None
     grid, outcomes = open_joined(folder)
     asked = grid.runs

@@ -57,11 +57,11 @@ class Expected:
 def recorded(expected: Expected, task: str, attn: str) -> dict[int, dict]:
     """Return the results of the record's runs that the command makes, by seed: of equal runs the first."""
     config, results = expected.config(attn), {}
-    for row in read_record(expected.record)[1]:
-        if row.task == task and row.outcome.made_with.model["init_args"]["attn"] == attn:
-            differ = {name for name, *_ in config.differences(row.outcome.made_with)}
+    for row in read_record(expected.record).rows:
+        if row.task == task and row.outcome.config.model["init_args"]["attn"] == attn:
+            differ = {name for name, *_ in config.differences(row.outcome.config)}
             if differ <= {"seed", *expected.unlike}:
-                results.setdefault(row.outcome.made_with.seed_everything, row.outcome.result)
+                results.setdefault(row.outcome.config.seed_everything, row.outcome.result)
     return results
 
 

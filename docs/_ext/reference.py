@@ -17,8 +17,9 @@ from sphinx.environment import BuildEnvironment
 
 from kvt.cli.lightning_cli import RUN_FLAGS, experiment
 from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
-from kvt.run.config import BUILT, RunConfig
+from kvt.run.config import RunConfig
 from kvt.run.parser import HELP, settings_parser
+from kvt.run.sections import BUILT
 from kvt.system.files import CONFIGS, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -11,10 +11,11 @@ import yaml
 
 from kvt.run import fit as run
 from kvt.run.cli import KvtCLI
-from kvt.run.config import BUILT, Config, RunConfig, bare, read_configs
+from kvt.run.config import RunConfig, bare, read_configs
 from kvt.run.folder import LAST, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import parse_config, settings_parser
+from kvt.run.sections import BUILT, Config
 from kvt.system.console import OneLineParser, silence_libraries, table, tell
 from kvt.system.console import run as execute
 from kvt.system.errors import UserError

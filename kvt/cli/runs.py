@@ -46,7 +46,7 @@ def _row(folder: Path) -> dict[str, Any]:
     from kvt.run.folder import is_in_use
     from kvt.study.outcomes import State, read_outcome
 
-    state, message, result, _, config = read_outcome(folder, history=False)
+    state, message, result, _, config = read_outcome(folder)
     settings = {printable(bare(name)): str(in_short(value)) for name, value in config.stated.items()} if config else {}
     settings |= {"ckpt_path": config.ckpt_path} if config and config.ckpt_path else {}
     monitor = result.get("monitor", "val/loss")

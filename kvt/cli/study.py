@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.system.console import say, tell
 from kvt.system.errors import UserError, unknown
-from kvt.system.files import GRIDS, parse_yaml, require_folder, user_path, yaml_names
+from kvt.system.files import GRIDS, find_yaml, parse_yaml, require_folder, user_path, yaml_names
 from kvt.system.quoting import printable
 
 if TYPE_CHECKING:  # functions import slow modules only when needed, as in kvt/cli/main.py
@@ -29,13 +29,15 @@ def study_run(
     retry_failed: bool = False,
     dry_run: bool = False,
     list: bool = False,
+    print_grid: bool = False,
     only: list[str] = ALL,
+    set_: list[str] = ALL,
     from_: list[str] = NO_FOLDERS,
 ) -> None:
     """Train the runs of a grid that are not done yet.
 
     You may stop the command at any time. The same command resumes killed runs from their last checkpoints. It does not
-    train failed, damaged or outdated runs again. Several commands, on the same or on several machines, may use the same
+    train failed runs again. Several commands, on the same or on several machines, may use the same
     folder and share the runs.
 
     Args:
@@ -46,17 +48,23 @@ def study_run(
             several small models. Default: the number of GPUs, or the number of cores if there is no GPU.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine. All machines of the cluster must have
             the folder and the data at the same path.
-        retry_failed: train failed runs again from their last checkpoint, and damaged or outdated runs from the
-            beginning.
+        retry_failed: train failed runs again from their last checkpoint, or from the beginning if a file of the run is
+            damaged or the folder has other settings.
         dry_run: print the number of finished runs of each task, and the time that the other runs will take, estimated
             from finished and recorded runs.
         list: print each run and its state, without training.
+        print_grid: print the YAML file of the grid, to edit it as a grid of your own.
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
+        set_: replace axes of the grid in all its tasks, such as --set norm=post lr=[1e-3,1e-4].
         from_: records, or folders of runs. The command does not train runs again that these folders contain.
     """
+    if print_grid:
+        for grid in grids:
+            tell(find_yaml(grid, GRIDS).read_text())
+        return
     from kvt.study.runner import make_runs
 
-    parsed, runs = _read(grids, scale, only)
+    parsed, runs = _read(grids, scale, only, set_)
     root, recorded = user_path(folder).resolve(), _find(runs, from_) if from_ else {}
     how: dict[str, Any] = {"workers": workers, "ray": ray, "retry_failed": retry_failed}
     failed = make_runs(runs, root, **how, dry_run=dry_run, listed=list, recorded=recorded)
@@ -71,6 +79,7 @@ def study_report(
     scale: str | None = None,
     folder: str = FOLDER,
     out: str | None = None,
+    set_: list[str] = ALL,
     from_: list[str] = NO_FOLDERS,
     format: str | None = None,
 ) -> None:
@@ -84,12 +93,13 @@ def study_report(
         scale: name of a scale of the grid; default: laptop, or else the first scale.
         folder: folder of the runs.
         out: folder of the report; default: reports/<grid>-<scale> in the folder of the runs.
+        set_: the changes of the grid, as in kvt study run.
         from_: records, or folders of runs. The report uses their results instead of the runs in --folder.
         format: pdf also writes each picture as PDF, for papers.
     """
     if format not in (None, "pdf"):
         raise unknown("--format", format, ["pdf"])
-    parsed, runs = _read(grids, scale)
+    parsed, runs = _read(grids, scale, changes=set_)
     root = user_path(folder).resolve()
     targets = _targets(parsed, root, out)
     found = _find(runs, from_) if from_ else None
@@ -146,7 +156,7 @@ def reproduce(
         folder: folder of the runs and of the reports.
         workers: number of runs to train at once; default: the number of GPUs, or else of cores.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine.
-        retry_failed: train failed, damaged and outdated runs again.
+        retry_failed: train failed runs again.
         dry_run: print the number of finished runs, and the time that the other runs will take.
         list: print each run and its state, without training.
         only: train only the runs with these settings, such as --only task=sort dim=64. The reports contain all finished
@@ -181,14 +191,16 @@ def reproduce(
     _exit(failed)
 
 
-def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = ()) -> tuple[list["Grid"], list["Run"]]:
+def _read(
+    names: Sequence[str], scale: str | None, only: Sequence[str] = (), changes: Sequence[str] = ()
+) -> tuple[list["Grid"], list["Run"]]:
     """Return the grids and their runs. With `only`, return the runs with these settings and the grids of these runs."""
     if not names:
         raise UserError("pass a grid, such as table2")
     from kvt.reports.section import require_report
     from kvt.study.grid import deduplicate, read_grid, select
 
-    grids = [read_grid(name, scale) for name in names]
+    grids = [read_grid(name, scale, changes) for name in names]
     for grid in grids:
         require_report(grid)
     runs = deduplicate([run for grid in grids for run in grid.runs])
@@ -256,5 +268,5 @@ def _tell_verdicts(grids: Sequence["Grid"], outcomes: "Sequence[Outcomes]") -> N
 
 def _exit(failed: int) -> None:
     if failed:
-        say(f"error: {failed} runs failed, are damaged or outdated: rerun with --retry_failed")
+        say(f"error: {failed} runs failed: rerun with --retry_failed")
         sys.exit(1)

@@ -14,7 +14,7 @@ from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.run.config import in_short
 from kvt.study.grid import ATTENTIONS, FULL, Grid
-from kvt.study.outcomes import FAULTY, TERMINAL, State, tally
+from kvt.study.outcomes import TERMINAL, State, tally
 from kvt.system.quoting import Markdown, markdown_table
 
 MISSING = Markdown("""\
@@ -93,7 +93,7 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
     """Yield sections about the costs of attentions, about repeated, failed and diverged runs, and about machines."""
     yield from _costs(results)
     yield from _repeated(results)
-    for state in (*FAULTY, State.DIVERGED):
+    for state in (State.FAILED, State.DIVERGED):
         rows = results.runs[results.runs.state == state]
         if len(rows):
             about = [(f"{r.task} {label(r.attention)} {r.setting} seed={r.seed}", r.message) for r in rows.itertuples()]

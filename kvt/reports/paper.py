@@ -24,7 +24,7 @@ def paper_of(config: RunConfig, task: str) -> Iterator[tuple[str, str]]:
         tasks = [name for name in content["tasks"] if f"{task}_".startswith(f"{name}_")]
         if not (entries and tasks):
             continue
-        file = GridFile.model_validate({**content, "tables": entries, "seeds": [config.seed_everything]})
+        file = GridFile.parse({**content, "tables": entries, "seeds": [config.seed_everything]})
         for run in runs_of(path, file, FULL, tasks):
             if all(name in FREE for name, *_ in config.differences(run.config)):
                 yield from _published(run, file)

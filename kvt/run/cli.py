@@ -7,10 +7,12 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from kvt.run.config import BUILT, GROUPS, Config, RunConfig, classes_of
+from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import Parser, parse
+from kvt.run.sections import BUILT, GROUPS, Config
 from kvt.system.hardware import tune
+from kvt.tasks.datamodule import classes_of
 
 
 class KvtCLI(LightningCLI):

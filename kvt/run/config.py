@@ -13,30 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config
 from kvt.system.errors import UserError, argument_names, unknown
 from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
 from kvt.system.quoting import shell_word
 
-Config = dict[str, Any]
-"""The content of config.yaml: {"model": {"class_path": …, "init_args": …}, "trainer": {"max_epochs": 2}, …}."""
-BUILT = ("model", "data")
-"""The sections with the classes that every run builds: "model" is the task, "data" the data."""
-GROUPS = (*BUILT, "trainer")
-"""The sections whose settings have a short flag, such as --lr for --model.lr."""
-PARTS = (*BUILT, "optimizer")
-"""The sections that name a class. A run may lack the section "optimizer"."""
-OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
-"""The settings and sections of a configuration that `GROUPS` lacks."""
-TRAINER = {
-    **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
-    **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
-    **{"trainer.max_time": None, "trainer.limit_train_batches": None, "trainer.limit_val_batches": None},
-    **{"trainer.limit_test_batches": None, "trainer.overfit_batches": 0.0, "trainer.val_check_interval": None},
-    **{"trainer.check_val_every_n_epoch": 1, "trainer.log_every_n_steps": 20, "trainer.accumulate_grad_batches": 1},
-    **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
-    **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
-}
-"""Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
 
@@ -115,6 +96,8 @@ class RunConfig:
     @property
     def classes(self) -> dict[str, Any]:
         """The classes of the task and its data, imported."""
+        from kvt.tasks.datamodule import classes_of
+
         return classes_of(vars(self))
 
     @property
@@ -211,23 +194,10 @@ class RunConfig:
         return {name: deepcopy(getattr(self, name)) for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
 
 
-def section_class(section: str, path: str) -> Any:
-    """Return the class of the task, "model", or of its data, "data", from its import path."""
-    from kvt.tasks import Task, TaskData
-    from kvt.tasks.base import find_class
-
-    bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
-    return find_class(path, section, bases[section])
-
-
-def classes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the classes of the task, "model", and of its data, "data", in a configuration."""
-    return {section: section_class(section, config[section]["class_path"]) for section in BUILT}
-
-
 @cache  # a study reads many runs of the same classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
     from kvt.run.parser import default_settings
+    from kvt.tasks.datamodule import classes_of
 
     parts = {"model": {"class_path": model}, "data": {"class_path": data}}
     sections = default_settings(classes_of(parts))
@@ -284,6 +254,8 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
     for section in BUILT:
         part = config.setdefault(section, {"init_args": {}})
         if (own := named.get(section)) is not None:
+            from kvt.tasks.datamodule import section_class
+
             takes = argument_names(section_class(section, own))
             kept = {name: value for name, value in part["init_args"].items() if name in takes}
             config[section] = {"class_path": own, "init_args": kept}

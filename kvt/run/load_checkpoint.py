@@ -19,12 +19,13 @@ from torch import Tensor
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
-from kvt.run.config import BUILT, Config, section_class
+from kvt.run.sections import BUILT, Config
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
 from kvt.system.quoting import shell_word
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import MODEL, SETTINGS, known_classes
+from kvt.tasks.datamodule import section_class
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 KEPT = (

@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.config import BUILT, OTHERS, Config, classes_of
+from kvt.run.sections import BUILT, OTHERS, Config
 from kvt.system.console import with_nearest
 from kvt.system.errors import (
     UserError,
@@ -25,6 +25,7 @@ from kvt.system.errors import (
     require_positive,
     require_seed,
 )
+from kvt.tasks.datamodule import classes_of
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
 """The Trainer settings for which kvt has other defaults than Lightning."""

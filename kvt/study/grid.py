@@ -1,21 +1,22 @@
 """Grids. A grid is a YAML file that lists the tasks, settings and seeds of a study's runs at several scales."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product, zip_longest
 from math import nan, prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from jsonargparse import ArgumentError, ArgumentParser
 
 from kvt.attention import AttentionFactory
 from kvt.attention.factory import parse_attention
-from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, bare, in_short, short_hash
+from kvt.run.config import NOT_COMPARED, RunConfig, in_short, short_hash
 from kvt.run.folder import BEST
-from kvt.system.errors import UserError, first_mistake, unknown
-from kvt.system.files import CONFIGS, GRIDS, find_yaml, read_yaml, yaml_names
+from kvt.run.sections import BUILT, TRAINER
+from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system.files import CONFIGS, GRIDS, find_yaml, parse_settings, read_yaml, yaml_names
 from kvt.system.quoting import printable
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
@@ -30,50 +31,42 @@ OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
 """The settings of a task that make up `Run.attention`."""
 FULL = "paper"  # the scale with which other scales are compared
 ONLY = "full"  # the scale of a grid without the key `scales`
-MOVED = {
-    "levels": "kvt.grids.cycles.levels",
-    "maps": "kvt.grids.figure3.maps",
-    "padding": "kvt.grids.padding.costs",
-}
-"""A dict that maps a key of older grids to the report section that replaces the key; used in an error message."""
 MAX_RUNS = 1_000_000  # they take 2 GB of memory; a grid with more runs is a mistake, such as 30 axes of two values
 
-
-def _as_mapping(tasks: Any) -> Any:
-    return dict.fromkeys(tasks) if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks) else tasks
-
-
-Tasks = Annotated[dict[str, dict[str, Any] | None], BeforeValidator(_as_mapping)]
-Seeds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**32)]], Field(min_length=1)]
+Settings = dict  # with dict[str, Any], jsonargparse would parse the values
+Tasks = dict[str, Settings | None] | list[str]
+"""A dict that maps a task to its own axes, or a list of tasks."""
+Columns = dict[str, Settings] | list[str] | None
+"""A dict that maps a column to the settings of its runs, or a list with a task for each column. None: all tasks."""
 
 
-class Scale(BaseModel, extra="forbid"):
+@dataclass(frozen=True)
+class Scale:
     """A scale of a grid: the tasks, axes and seeds of a scale replace those of the grid."""
 
     about: str = ""
     tasks: Tasks | None = None
-    axes: dict[str, Any] | None = None
-    seeds: Seeds | None = None
+    axes: Settings | None = None
+    seeds: list[int] | None = None
 
 
-Columns = dict[str, dict[str, Any]] | list[str] | None
-"""A dict that maps a column to the settings of its runs, or a list with a task for each column. None: all tasks."""
-Names = Annotated[list[str], BeforeValidator(lambda names: [*names] if isinstance(names, dict) else names)]
-
-
-class TableEntry(BaseModel, extra="forbid"):
+@dataclass(frozen=True)
+class TableEntry:
     """The entry of a grid's YAML file for one table of its report; docs/guides/studies.md describes the keys."""
 
     metric: str
     over_training: bool = False
-    margin: Annotated[float, Field(gt=0)] = 1.0
-    solved: Names = []
+    margin: float = 1.0
+    solved: list[str] | Settings = field(default_factory=list)
     columns: Columns = None
-    pools: dict[str, list[str]] = {}
-    pairs: list[tuple[str, str]] = []
-    published: dict[str, dict[str, float | tuple[float, float]]] = {}
-    relabelled: dict[str, str] = {}
+    pools: dict[str, list[str]] = field(default_factory=dict)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    published: dict[str, dict[str, float | tuple[float, float]]] = field(default_factory=dict)
+    relabelled: dict[str, str] = field(default_factory=dict)
     note: str = ""
+
+    def __post_init__(self) -> None:
+        require_positive(margin=self.margin)
 
     @property
     def published_pairs(self) -> dict[str, dict[str, tuple[float, float]]]:
@@ -84,30 +77,50 @@ class TableEntry(BaseModel, extra="forbid"):
         }
 
 
-class GridFile(BaseModel, extra="forbid"):
+@dataclass(frozen=True)
+class GridFile:
     """The content of a grid's YAML file; docs/guides/studies.md describes the keys."""
 
     tasks: Tasks
-    axes: dict[str, Any]
-    seeds: Seeds
-    independent_seeds: bool = False
-    scales: Annotated[dict[str, Scale | None], Field(min_length=1)] = {ONLY: None}
-    title: str | float | None = None
-    sections: list[str] = ["differences", "tables", "curves", "notes"]  # this key and the keys below are for reports
+    axes: Settings
+    seeds: list[int]
+    scales: dict[str, Scale | None] = field(default_factory=lambda: {ONLY: None})
+    title: str | None = None
+    sections: list[str] = field(default_factory=lambda: ["differences", "tables", "curves", "notes"])
+    """This key and the keys below are for reports."""
     columns: Columns = None
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
-    curves: list[Annotated[list[str], Field(min_length=1)]] = [["val/loss", "train/loss"]]
+    curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
     best_of: str | None = None
-    against: dict[str, str] = {}
+    against: dict[str, str] = field(default_factory=dict)
+    set: Settings = field(default_factory=dict)  # replaces the axes with these names in all tasks and scales
+
+    @classmethod
+    def parse(cls, content: Any) -> "GridFile":
+        """Return the grid with the content of a YAML file; raise UserError if a key or the type of a value is wrong."""
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--grid", type=cls)
+        try:
+            file: GridFile = parser.instantiate(parser.parse_object({"grid": content})).grid
+        except ArgumentError as error:
+            raise UserError(" ".join(str(error).replace("grid.", "").split())) from error
+        for seeds in (file.at(scale)[1] for scale in file.scales):
+            if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
+                raise UserError(f"seeds {seeds}: expected numbers from 0 to {2**32 - 1}")
+        return file
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
         """Return a dict that maps each task of a scale to the task's axes, and the seeds of the scale."""
-        changes = self.scales[scale] or Scale()
+        changes, own = self.scales[scale] or Scale(), _as_mapping(self.tasks)
         found: dict[str, Axes] = {}
-        for task, own in (self.tasks if changes.tasks is None else changes.tasks).items():
-            merged = self.axes | (self.tasks.get(task) or {}) | (changes.axes or {}) | (own or {})
+        for task, axes in (own if changes.tasks is None else _as_mapping(changes.tasks)).items():
+            merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {}) | self.set
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
         return found, changes.seeds or self.seeds
+
+
+def _as_mapping(tasks: Tasks) -> dict[str, Settings | None]:
+    return dict.fromkeys(tasks) if isinstance(tasks, list) else tasks
 
 
 class TaskFile:
@@ -118,34 +131,27 @@ class TaskFile:
         base = RunConfig.from_yaml(path)
         trainer = {name: value for name, value in base.trainer.items() if f"trainer.{name}" in TRAINER}
         self._base = replace(base, trainer=trainer, ckpt_path=None)
-        named = [(section, name) for section in BUILT for name in getattr(base, section)["init_args"]]
-        named += [("trainer", name) for name in trainer]
-        self.section_of = {
-            name: section
-            for section, name in named
-            if name != "task" and f"{section}.{name}" not in NOT_COMPARED  # a grid names tasks under `tasks`
-        } | {"optimizer": ""}
+        parts = {section: getattr(base, section)["init_args"] for section in BUILT} | {"trainer": trainer}
+        named = {name: section for section, part in parts.items() for name in part if name != "task"}
+        self.section_of = {name: part for name, part in named.items() if f"{part}.{name}" not in NOT_COMPARED}
+        self.section_of["optimizer"] = ""
 
-    def typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert settings to the types that classes declare; raise UserError if a setting is invalid."""
+    def value(self, axis: str, value: Any) -> dict[str, Any]:
+        """Return what a value of an axis sets, as the types that classes declare: one setting, or all in a mapping.
+
+        Raises UserError if a setting is invalid.
+        """
+        known = self.section_of.keys()
+        several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
+        settings = value if several else {axis: value}
         attn, arguments = parse_attention(str(settings.get("attn")))
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
-        if strange := [name for name in settings if name not in self.section_of]:
-            raise unknown(f"setting of {self.name}:", strange[0], sorted(self.section_of))
+        if strange := [name for name in settings if name not in known]:
+            raise unknown(f"setting of {self.name}:", strange[0], sorted(known))
         changed = self._base.changed(**settings)
         typed = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
         typed["optimizer"] = changed.optimizer
         return {name: typed[name] for name in settings}
-
-    def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the typed settings that a value of an axis sets: the setting `axis`, or all settings in a mapping."""
-        several = isinstance(value, dict) and value.keys() <= self.section_of.keys()
-        try:
-            return self.typed({axis: value} if axis in self.section_of or not isinstance(value, dict) else value)
-        except UserError:
-            if not (several and axis in self.section_of):
-                raise
-        return self.typed(value)
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
         """Return a run's configuration with these parsed settings. Runs share unchanged sections to save memory."""
@@ -162,14 +168,6 @@ class Run:
     settings: Mapping[str, Any]  # the parsed values of the axes
     seed: int
     config: RunConfig
-
-    def with_seed(self, seed: int) -> "Run":
-        return replace(self, seed=seed, config=replace(self.config, seed_everything=seed))
-
-    def with_own_seed(self, number: int, shared: Sequence[str]) -> "Run":
-        """Return the run with a seed hashed from `number` and all settings except the settings named in `shared`."""
-        asked = {name: value for name, value in self.config.asked.items() if bare(name) not in shared}
-        return self.with_seed(int(short_hash(asked | {"seed": number})[:8], 16))
 
     @cached_property
     def name(self) -> str:
@@ -242,7 +240,7 @@ class Grid:
 
     @property
     def title(self) -> str:
-        return self.name if self.file.title is None else str(self.file.title)
+        return self.file.title or self.name
 
     @property
     def about(self) -> str:
@@ -290,7 +288,7 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(name for name, found in values.items() if len(found) > 1)
 
 
-def read_grid(named: str | Path, scale: str | None = None) -> Grid:
+def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str] = ()) -> Grid:
     """Return a grid at one of its scales.
 
     The grid gives a task as a path that ends in .yaml and is relative to the grid's folder, or as a name. A name stands
@@ -299,16 +297,14 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
     Args:
         named: path of the grid's YAML file, or name of a grid in kvt/grids.
         scale: name of a scale; default: laptop if the grid has it, else its first scale.
+        changes: words such as norm=post, which replace axes of the grid.
 
     Raises:
         UserError: the file is missing or invalid, or the scale is unknown.
     """
     path = find_yaml(str(named), GRIDS)
     try:
-        content = read_yaml(path, "the grid")
-        if isinstance(content, dict) and (moved := [key for key in MOVED if key in content]):
-            raise UserError(f"{moved[0]}: write sections: [{MOVED[moved[0]]}, differences, tables, curves, notes]")
-        file = GridFile.model_validate(content)
+        file = replace(GridFile.parse(read_yaml(path, "the grid")), set=parse_settings(changes, "--set"))
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
@@ -318,12 +314,10 @@ def read_grid(named: str | Path, scale: str | None = None) -> Grid:
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
         scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
-        return Grid(path.stem, scale, file, tuple(at[scale]), of_all_scales, scale_diff)
+        return Grid(",".join([path.stem, *changes]), scale, file, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
         names = ", ".join(yaml_names(GRIDS))
         raise UserError(f"{path}: no such grid; kvt has {names}") from error
-    except ValidationError as error:
-        raise UserError(f"{path}: {first_mistake(error)}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -347,10 +341,8 @@ def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | Non
         for task, values in zip(files, axes.values(), strict=True)
     ]
     of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
-    if not file.independent_seeds:
-        return deduplicate([run.with_seed(seed) for seed in seeds for run in of_a_seed])
-    shared = *OF_ATTENTION, *filter(None, [file.best_of])  # runs that reports compare have equal seeds
-    return deduplicate([run.with_own_seed(number, shared) for number in seeds for run in of_a_seed])
+    pairs = product(seeds, of_a_seed)
+    return deduplicate([replace(r, seed=s, config=replace(r.config, seed_everything=s)) for s, r in pairs])
 
 
 def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
@@ -372,11 +364,10 @@ def _find_task(grid: Path, task: str) -> Path:
 
 def _require_attentions(runs: Sequence[Run]) -> None:
     names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
-    models = [run.config.model["init_args"] for run in runs]
-    known = [[model.get(name) for name in names] for model in models if model.get("dim") and model.get("heads")]
-    for attn, attn_kwargs, dim, heads, pos_dim in _distinct(known):
+    for attn, attn_kwargs, dim, heads, pos_dim in _distinct([run.value(name) for name in names] for run in runs):
         try:
-            AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
+            if dim and heads:  # not for models that have a size in place of them
+                AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
         except (UserError, ImportError) as error:
             raise UserError(f"attn {attn}: {error}") from None
 
@@ -389,15 +380,11 @@ def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], fu
         for name in dict.fromkeys(name for run in (*mine, *full) for name in run.setting):
             values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
             compared[f"{task}: {name}"] = values[0], values[1]
-        compared[f"{task}: {ATTENTIONS}"] = _attentions(mine, full), _attentions(full, mine)
+        names = [_distinct(run.attention for run in runs) for runs in (mine, full)]
+        alone = [[attention for attention in names[i] if attention not in names[1 - i]] for i in (0, 1)]
+        compared[f"{task}: {ATTENTIONS}"] = alone[0], alone[1]
     compared["study: seeds"] = seeds, full_seeds
     return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
-
-
-def _attentions(runs: Sequence[Run], others: Sequence[Run]) -> list[Any]:
-    """Return the attentions in `runs` that no run of `others` has."""
-    known = {run.attention for run in others}
-    return _distinct(run.attention for run in runs if run.attention not in known)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

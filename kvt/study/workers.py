@@ -4,30 +4,93 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from concurrent.futures import CancelledError
-from contextlib import suppress
-from multiprocessing import active_children, forkserver, get_context, parent_process
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
-from queue import SimpleQueue
+from pathlib import Path
 from socket import create_connection
-from threading import Lock, Thread
-from typing import NamedTuple
+from threading import Thread
+from typing import Any, NamedTuple
 
 import torch
+from filelock import Timeout
 
-from kvt.study.job import Job, execute, reason
-from kvt.study.outcomes import Outcome
+from kvt.run.cli import KvtCLI
+from kvt.run.config import RunConfig
+from kvt.run.fit import fit, locked
+from kvt.run.folder import LAST, empty
+from kvt.study.outcomes import ERROR, TERMINAL, read_outcome
 from kvt.system.console import signals_handled
-from kvt.system.errors import UserError
+from kvt.system.errors import UserError, argument_names, mistake_in
+from kvt.system.files import write_atomically
 from kvt.system.hardware import cores
 from kvt.system.quoting import one_line
 
+NO_FILE = 74  # the exit code of a process that could not read or write a file
 
-class LostProcessError(Exception):
-    """The process of a run has died. The message says how it died."""
+
+class Job(NamedTuple):
+    config: RunConfig
+    folder: Path  # <folder of the study>/<task>/<attn>/<name>
+    data_dir: str
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parents[2] / ".logs" / f"{self.folder.name}.txt"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Context manager: lock a run's folder; yield whether this process has the lock."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+            mine = True
+        except Timeout:
+            mine = False
+        yield mine
+
+
+def execute(job: Job) -> None:
+    """Train or resume a run, unless it has ended or another process trains it. Errors of the run are in error.txt.
+
+    An OSError, such as a full disk, is raised, because it would also stop the next run.
+    """
+    with claimed(job.folder) as mine:
+        if mine and read_outcome(job.folder, job.config).state not in TERMINAL:
+            try:
+                train_job(job)
+            except Exception as error:
+                if isinstance(mistake_in(error), OSError):
+                    raise
+                write_error(job.folder, reason(error), traceback.format_exc())
+
+
+def train_job(job: Job) -> None:
+    """Train a run, or resume it from its last checkpoint."""
+    data = {"data_dir": job.data_dir} if "data_dir" in argument_names(job.config.classes["data"]) else {}
+    config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
+    resume = (job.folder / LAST).is_file()
+    if not resume:
+        empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
+    # quiet=True draws no pictures, because drawing takes longer than training a small model
+    fit(KvtCLI(config.as_dict()), job.folder, resume=resume, quiet=True)
+    (job.folder / LAST).unlink(missing_ok=True)  # keeps only best.ckpt
+
+
+def reason(error: Exception) -> str:
+    """Return an error's message in one line. Add the type of the error unless a mistake of the user caused it."""
+    return " ".join(str(mistake_in(error) or f"{type(error).__name__}: {error}").split())
+
+
+def write_error(folder: Path, message: str, trace: str = "") -> None:
+    """Write the file that makes a run `FAILED`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / ERROR, f"{message}\n\n{trace}")
 
 
 class Place(NamedTuple):
@@ -42,54 +105,43 @@ class LocalWorkers:
     """
 
     def __init__(self, workers: int) -> None:
-        self.workers = self.threads = workers
+        self.workers = workers
         self._context = context_of_workers()
-        self._places = SimpleQueue[Place]()
-        self._open(places(self.workers))
-        self._changing = Lock()  # multiprocessing polls all children when it starts one, which is not thread-safe
-        self._closed = False
+        self._places = places(workers)
+        self._running: dict[int, tuple[Job, ForkServerProcess, Place]] = {}
 
-    def make(self, job: Job) -> Outcome:
-        """Train a run in a process; called in one of `threads` threads. Raises LostProcessError if the process dies."""
-        place = self._places.get()
-        answer, their_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(job, place, their_end), daemon=True)
-        with self._changing:
-            if self._closed:
-                raise CancelledError
-            process.start()
-        their_end.close()
-        outcome: Outcome | None = None
-        with suppress(EOFError, OSError):  # `recv` raises these errors if the process died
-            outcome = answer.recv()
-        wait([process.sentinel])
-        with self._changing:
+    @property
+    def free(self) -> bool:
+        """Whether `start` may be called."""
+        return bool(self._places)
+
+    def start(self, job: Job) -> None:
+        place = self._places.pop()
+        process = self._context.Process(target=_work, args=(job, place), daemon=True)
+        process.start()
+        self._running[process.sentinel] = job, process, place
+
+    def wait(self, seconds: float | None) -> Iterator[tuple[Job, str]]:
+        """Wait for at most `seconds` until runs end. Yield each with an empty text, or with how its process died."""
+        for sentinel in wait([*self._running], seconds):
+            job, process, place = self._running.pop(int(str(sentinel)))
             process.join()
-        self._open([place])
-        if outcome is None:
-            raise LostProcessError(
-                f"last with exit code {process.exitcode}; see .logs/{job.folder.name}.txt; was the memory full?"
-            )
-        return outcome
+            self._places.append(place)
+            if process.exitcode == NO_FILE:
+                raise UserError(f"a file cannot be read or written, see {job.log}: then rerun the same command")
+            yield job, f"last with exit code {process.exitcode}; see {job.log}" if process.exitcode else ""
 
     def close(self) -> None:
         """End all processes. Each run first saves a checkpoint, unless the user presses Ctrl-C again."""
-        with self._changing:
-            self._closed = True
-            processes = active_children()
-            try:
-                for process in processes:
-                    process.terminate()
-                for process in processes:
-                    process.join()
-            finally:
-                for process in processes:
-                    process.kill()
-        self._open(places(self.threads))  # wakes the threads that wait for a free `Place`, so that the threads end
-
-    def _open(self, places: Iterable[Place]) -> None:
-        for place in places:
-            self._places.put(place)
+        processes = [process for _, process, _ in self._running.values()]
+        try:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                process.kill()
 
 
 def places(workers: int) -> list[Place]:
@@ -119,22 +171,24 @@ def context_of_workers() -> ForkServerContext:
     return context
 
 
-def _work(job: Job, place: Place, answer: Connection) -> None:
+def _work(job: Job, place: Place) -> None:
     Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, place.cores)
     torch.set_num_threads(len(place.cores))
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-    log = job.folder.parents[2] / ".logs" / f"{job.folder.name}.txt"
     with suppress(OSError):  # if the disk is full, the run reports this error itself
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("a") as file:
             sys.stdout.flush()
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    answer.send(execute(job))
-    answer.close()
+    try:
+        execute(job)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(NO_FILE)
 
 
 def _die_with_parent(parent: BaseProcess) -> None:
@@ -145,7 +199,7 @@ def _die_with_parent(parent: BaseProcess) -> None:
 class RayCluster:
     """Workers that train each run as a Ray task with one core, and with a GPU if the cluster has GPUs."""
 
-    threads = 1000  # may exceed the number of cores: Ray queues runs, and a cluster may grow
+    MOST = 1000  # tasks at once: may exceed the number of cores, because Ray queues tasks, and a cluster may grow
 
     def __init__(self, address: str) -> None:
         import ray  # the extra kvt[ray] installs this package
@@ -163,30 +217,39 @@ class RayCluster:
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1 makes a new process for each run: torch's settings or a broken GPU do not affect the next run
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
+        self._running: dict[Any, Job] = {}
 
     @property
     def workers(self) -> int:
         return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
 
-    def make(self, job: Job) -> Outcome:
-        """Train a run in a Ray task; called in one of `threads` threads.
+    @property
+    def free(self) -> bool:
+        return len(self._running) < self.MOST
 
-        Raises LostProcessError if the process or its machine dies, and UserError if the connection to Ray is lost.
-        """
+    def start(self, job: Job) -> None:
+        self._running[self._task.remote(job)] = job
+
+    def wait(self, seconds: float | None) -> Iterator[tuple[Job, str]]:
+        """Do what `LocalWorkers.wait` does; raise UserError if the connection to Ray is lost."""
         errors = self._ray.exceptions
-        try:
-            outcome: Outcome = self._ray.get(self._task.remote(job))
-            return outcome
-        except errors.LocalRayletDiedError as error:
-            lost = "lost the Ray cluster; rerun the same command to resume"
-            raise UserError(f"--ray {self._address}: {lost}") from error
-        except errors.RayError as error:  # `execute` records the errors that a run itself raises
-            raise LostProcessError(f"or its machine: {reason(getattr(error, 'cause', error))}") from error
+        for task in self._ray.wait([*self._running], timeout=seconds)[0]:
+            job, died = self._running.pop(task), ""
+            try:
+                self._ray.get(task)
+            except errors.LocalRayletDiedError as error:
+                lost = "lost the Ray cluster; rerun the same command to resume"
+                raise UserError(f"--ray {self._address}: {lost}") from error
+            except errors.RayTaskError as error:  # `execute` raises nothing but an OSError
+                raise UserError(f"{job.folder}: {one_line(str(error.cause))}; then rerun the same command") from error
+            except errors.RayError as error:
+                died = f"or its machine: {reason(getattr(error, 'cause', error))}"
+            yield job, died
 
     def close(self) -> None:
         self._ray.shutdown()
 
 
-def _work_on_ray(job: Job) -> Outcome:
+def _work_on_ray(job: Job) -> None:
     torch.set_num_threads(1)
-    return execute(job)
+    execute(job)

@@ -119,11 +119,3 @@ def argument_defaults(cls: Any) -> dict[str, Any]:
     """
     makers = [vars(base).get("__init__") for base in reversed(cls.__mro__)]
     return {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
-
-
-def first_mistake(error: Any) -> str:
-    """Return the location and the message of an error in a pydantic ValidationError: the first, or a misspelt key's."""
-    plain = {"missing": "this key is missing", "extra_forbidden": "there is no such key"}
-    mistakes = error.errors(include_url=False)
-    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelt key also gives "missing"
-    return ": ".join([*map(str, first["loc"]), plain.get(first["type"], first["msg"])])

@@ -16,7 +16,7 @@ from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system.console import say
 from kvt.system.errors import UserError, argument_names
 from kvt.system.files import user_path
-from kvt.tasks.base import known_classes
+from kvt.tasks.base import Task, find_class, known_classes
 
 MAX_COUNTED = 10**6
 """The largest number of examples that `seen_in_training` compares. The comparison takes about three seconds."""
@@ -216,3 +216,14 @@ def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
+
+
+def section_class(section: str, path: str) -> Any:
+    """Return the class of the task, "model", or of its data, "data", from its import path."""
+    bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
+    return find_class(path, section, bases[section])
+
+
+def classes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the classes of the task, "model", and of its data, "data", in a configuration."""
+    return {section: section_class(section, config[section]["class_path"]) for section in ("model", "data")}

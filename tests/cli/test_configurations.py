@@ -7,8 +7,9 @@ import pytest
 from lightning import Trainer
 
 from kvt.cli.lightning_cli import run_words
-from kvt.run.config import TRAINER, RunConfig, read_configs
+from kvt.run.config import RunConfig, read_configs
 from kvt.run.parser import TRAINER_DEFAULTS, parse_config
+from kvt.run.sections import TRAINER
 from kvt.system.files import CONFIGS, yaml_names
 
 

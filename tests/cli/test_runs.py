@@ -83,4 +83,4 @@ def test_one_spoiled_run_does_not_stop_the_list(says, how):
     lines = listed(says)
     assert {*lines} == {sound.name, spoiled.name}
     assert "finished" in lines["a"]
-    assert "damaged" in lines["b"]
+    assert "failed" in lines["b"]

@@ -12,7 +12,7 @@ from kvt.study.grid import read_grid
 from kvt.study.records import read_record
 from tests.conftest import REPOSITORY, slow
 
-RECORDS = sorted(path.parent for path in (REPOSITORY / "docs" / "results").glob("*/manifest.json"))
+RECORDS = sorted(path.parent for path in (REPOSITORY / "docs" / "results").glob("*/record.yaml"))
 
 
 LARGE = [folder for folder in RECORDS if (folder / "results.csv").read_bytes().count(b"\n") > 200]
@@ -25,8 +25,8 @@ LARGE = [folder for folder in RECORDS if (folder / "results.csv").read_bytes().c
 )
 def record(request):
     """The folder of a record, the grid that it names, and the rows."""
-    manifest, rows = read_record(request.param)
-    return request.param, read_grid(manifest.grid, manifest.scale), rows
+    found = read_record(request.param)
+    return request.param, read_grid(found.grid, found.scale), found.rows
 
 
 @pytest.mark.slow

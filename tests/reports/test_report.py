@@ -459,7 +459,7 @@ def test_models_at_chance_have_no_verdict_in_any_table(study, results, metric):
     _, grid, _ = study
     stage = metric.partition("/")[0]
     entries = [TableEntry(metric=f"{stage}/acc"), TableEntry(metric=metric)]
-    tables = tables_of(replace(grid, file=grid.file.model_copy(update={"tables": entries})))
+    tables = tables_of(replace(grid, file=replace(grid.file, tables=entries)))
     level = results.assign(**{f"{stage}/acc": [0.105 if task == "sub" else 0.5 for task in results.task], metric: 2.3})
     level["state"] = State.FINISHED
     level["setting"] = level.setting + " " + level.seed.astype(str)

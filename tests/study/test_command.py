@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from kvt.cli.main import command_parser, execute
+from kvt.study.grid import read_grid
 from kvt.system.console import run
 from kvt.system.files import GRIDS, yaml_names
 
@@ -46,6 +47,8 @@ def kvt(words: str) -> None:
         ("reproduce", "--all"),
         ("reproduce figure4 --dry_run", "table3"),
         ("study run tiny.yaml --only dims=16", "dim"),
+        ("study run tiny.yaml --set dims=16", "dim"),
+        ("study run tiny.yaml --set dim", "--set"),
         ("reproduce table2 --only task=srt", "sort"),
         ("study run tiny.yaml --folder file/below --dry_run", "--folder"),
         ("study report tiny.yaml --folder file --out there", "--folder"),
@@ -65,10 +68,8 @@ def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys):
     kvt("study run tiny.yaml --dry_run --workers=1")
     first, heading, *tasks, last = capsys.readouterr().out.splitlines()
     assert first == "16 runs: 16 to run"
-    assert heading.split() == ["runs", "finished", "diverged", "failed", "damaged", "outdated", "to", "do", "time"]
-    assert [line.split() for line in tasks] == [
-        f"{name} 8 0 0 0 0 0 8 unknown time".split() for name in ("sort", "copy")
-    ]
+    assert heading.split() == ["runs", "finished", "diverged", "failed", "to", "do", "time"]
+    assert [line.split() for line in tasks] == [f"{name} 8 0 0 0 8 unknown time".split() for name in ("sort", "copy")]
     assert last == "16 to run: unknown time with 1 worker"
     assert [path.name for path in tiny.iterdir()] == ["tiny.yaml"]
 
@@ -96,6 +97,21 @@ def test_grids_of_the_package_need_no_checkout(in_tmp_dir, capsys, words, count)
     assert not [*in_tmp_dir.iterdir()]
 
 
+def test_a_setting_of_a_grid_is_changed_for_all_of_its_runs(tiny, capsys):
+    kvt("study run tiny.yaml --set norm=post dim=[16,32] --list")
+    listed = capsys.readouterr().out
+    (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"axes": {**TINY["axes"], "norm": "post", "dim": [16, 32]}}))
+    kvt("study run tiny.yaml --list")
+    assert listed == capsys.readouterr().out
+
+
+def test_a_grid_is_printed_to_be_edited(tiny, capsys):
+    kvt("study run table2 --print_grid")
+    (tiny / "mine.yaml").write_text(capsys.readouterr().out)
+    ours, theirs = (read_grid(name, "smoke").runs for name in ("mine.yaml", "table2"))
+    assert [run.name for run in ours] == [run.name for run in theirs]
+
+
 @pytest.mark.slow
 def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, capsys):
     kvt("study run tiny.yaml --workers=2")
@@ -110,7 +126,7 @@ def test_what_is_finished_is_left_alone_and_gives_the_time_of_the_rest(tiny, cap
     kvt("study run tiny.yaml --dry_run")
     said = capsys.readouterr().out
     assert said.startswith("4 runs: 2 to run, 2 finished")
-    assert re.search(r"sort +4 +2 +0 +0 +0 +0 +2 +about 0:00:0\d", said)
+    assert re.search(r"sort +4 +2 +0 +0 +2 +about 0:00:0\d", said)
     assert re.search(r"2 to run: about 0:00:0\d", said)
     for path in results:
         assert not (path.parent / "checkpoints" / "last.ckpt").exists()

@@ -1,6 +1,6 @@
 """The runs of a grid, their names, and the mistakes in grids."""
 
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -45,20 +45,6 @@ def test_runs_are_the_product_of_tasks_axes_and_seeds(write):
     assert len({run.name for run in runs}) == len(runs) == 32
     assert [run.seed for run in runs] == [0] * 16 + [1] * 16, "a study that is stopped has whole seeds"
     assert [run.task for run in runs] == ["reverse", "sort"] * 16
-
-
-def test_with_independent_seeds_attentions_share_the_seeds_of_a_setting_and_settings_share_none(write):
-    runs = read_grid(write(independent_seeds=True, best_of="heads"), "paper").runs
-    assert len({run.name for run in runs}) == len(runs) == 32
-    assert all(run.config.seed_everything == run.seed for run in runs)
-    compared = groupby(sorted(runs, key=lambda run: run.seed), lambda run: run.seed)
-    of_a_seed = [settings(run.with_seed(0) for run in group) for _, group in compared]
-    expected = [
-        set(product([task], [dim], [2, 4], ["qkv", "kv"], [0])) for task in ("reverse", "sort") for dim in (16, 32)
-    ]
-    assert sorted(map(sorted, of_a_seed)) == sorted(sorted(each) for each in expected for _ in BASE["seeds"])
-    more = read_grid(write(independent_seeds=True, best_of="heads", axes={**BASE["axes"], "depth": 2}), "paper").runs
-    assert {run.seed for run in more} == {run.seed for run in runs}, "an axis of a default value changes no seed"
 
 
 def test_a_scale_changes_axes_tasks_and_seeds(write):
@@ -212,7 +198,7 @@ def test_a_new_argument_with_a_default_renames_no_run(write, monkeypatch):
 def test_a_configuration_is_what_the_command_line_makes_of_it(experiment):
     """A run is named by the settings that it is then made with."""
     task = TaskFile(CONFIGS / "sort.yaml")
-    ours = task.config(task.typed({"attn": "k", "train_size": 128, "lr": "1e-2", "max_steps": 1}), seed=3)
+    ours = task.config(task.value("", {"attn": "k", "train_size": 128, "lr": "1e-2", "max_steps": 1}), seed=3)
     small = ["--attn", "k", "--train_size", "128", "--lr", "1e-2", "--seed", "3"]
     made = RunConfig(**experiment("sort", *small, "--max_steps", "1")["config"]).changed(accelerator="auto")
     assert ours.flat == made.flat

@@ -1,4 +1,4 @@
-"""A damaged run is listed and not averaged in; it stops neither a study nor a report."""
+"""A run with damaged files or other settings has failed; it stops neither a study nor a report."""
 
 import json
 import shutil
@@ -10,10 +10,9 @@ import yaml
 
 from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
-from kvt.study import job as work
-from kvt.study import runner
+from kvt.study import runner, workers
 from kvt.study.grid import read_grid
-from kvt.study.outcomes import Outcome, State, read_outcome, read_outcomes, table_of_histories
+from kvt.study.outcomes import State, read_outcome, read_outcomes
 from kvt.study.runner import make_runs
 from tests.helpers.drivers import CONFIG, HISTORY, METRICS, RESULT, finish, write_run
 from tests.helpers.in_line import InLine
@@ -41,8 +40,7 @@ def test_a_run_of_version_0_1_is_read(grid):
     assert read_outcome(folder, run.config).state == State.FINISHED
 
 
-WRONG = [{"seconds": "3"}, {"seconds": float("nan")}, {"started": "2026-01-01T00:00:00"}, {"parameters": None}]
-WRONG += [{"machine": {}}, {"test/acc": "0.75"}, {"test/acc": 10**400}, {"val/acc": [0.5]}]
+WRONG = [{"seconds": "3"}, {"parameters": None}, {"machine": {}}, {"test/acc": "0.75"}]
 DAMAGE = [
     *(("result.json", content) for content in (b"", b"\x80\0\xff", b"[]", json.dumps(METRICS).encode())),
     *(("result.json", json.dumps(RESULT | METRICS | wrong).encode()) for wrong in WRONG),
@@ -60,7 +58,7 @@ def test_damage_is_found_and_its_file_named(tmp_path, name, content):
     assert read_outcome(folder, CONFIG).state == State.FINISHED
     (folder / name).write_bytes(content)
     outcome = read_outcome(folder, CONFIG)
-    assert outcome.state == State.DAMAGED
+    assert outcome.state == State.FAILED
     assert outcome.message.startswith(name)
     assert not outcome.result
 
@@ -77,40 +75,42 @@ def test_a_result_may_hold_more_and_a_history_may_be_missing(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys):
-    (grid.runs[0].folder(Path("runs")) / "history.csv").write_bytes(b"")
+    folder = grid.runs[0].folder(Path("runs"))
+    (folder / "history.csv").write_bytes(b"")
     command("study run", ["tiny.yaml", "--folder", "runs", "--dry_run"])
     out = capsys.readouterr().out
-    assert out.startswith("2 runs: 1 finished, 1 damaged")
-    assert "damaged before, sort qkv seed=0: history.csv" in out
-    counts = [line.split()[:7] for line in out.splitlines() if line.startswith("sort ")]
-    assert counts == [["sort", "2", "1", "0", "0", "1", "0"]]
+    assert out.startswith("2 runs: 1 finished, 1 failed")
+    assert f"failed before, sort qkv seed=0, {folder}: history.csv" in out
+    counts = [line.split()[:5] for line in out.splitlines() if line.startswith("sort ")]
+    assert counts == [["sort", "2", "1", "0", "1"]]
     write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"))
     text = Path("report/report.md").read_text()
-    assert "2 runs: 1 finished, 1 damaged" in text
-    damaged = text.partition("## Damaged\n")[2].partition("\n## ")[0]
-    assert damaged.count("* **sort QKV seed=0**: history.csv") == 1
+    assert "2 runs: 1 finished, 1 failed" in text
+    failed = text.partition("## Failed\n")[2].partition("\n## ")[0]
+    assert failed.count("* **sort QKV seed=0**: history.csv") == 1
     table = pd.read_csv("report/runs.csv")
-    assert [*table.state] == ["damaged", "finished"]
+    assert [*table.state] == ["failed", "finished"]
     assert [*table["test/acc"].isna()] == [True, False]
 
 
-def test_a_damaged_run_is_made_again_only_with_retry_failed(grid, monkeypatch):
+def test_a_damaged_run_is_made_again_only_with_retry_failed_and_from_the_beginning(grid, monkeypatch):
     root, made = Path("runs").resolve(), []
     folder = grid.runs[0].folder(root)
     (folder / "result.json").write_bytes(b"")
+    (folder / "checkpoints").mkdir()
 
     def train(job):
-        made.append(job.folder)
+        made.append([path.name for path in job.folder.iterdir()])
         finish(grid.runs[0], root)
 
-    monkeypatch.setattr(work, "train_job", train)
+    monkeypatch.setattr(workers, "train_job", train)
     monkeypatch.setattr(runner, "LocalWorkers", lambda *_: InLine())
     assert make_runs(grid.runs, root) == 1
     assert make_runs(grid.runs, root, retry_failed=True, listed=True) == 0
-    assert read_outcome(folder, CONFIG).state == State.DAMAGED, "a list changes nothing"
+    assert read_outcome(folder, CONFIG).state == State.FAILED, "a list changes nothing"
     assert made == []
     assert make_runs(grid.runs, root, retry_failed=True) == 0
-    assert made == [folder]
+    assert made == [[".lock"]]
 
 
 def test_a_run_made_when_a_default_was_another_is_told_and_kept(grid, capsys):
@@ -122,38 +122,28 @@ def test_a_run_made_when_a_default_was_another_is_told_and_kept(grid, capsys):
     assert read_outcome(run.folder(root), run.config).state == State.FINISHED
     older["model"]["init_args"]["warmup"] = 7
     folder = write_run(run.folder(root), RESULT | METRICS | {"config": older})
-    assert read_outcome(folder, run.config)[:2] == (State.OUTDATED, "warmup is 7, now 5")
+    assert read_outcome(folder, run.config)[:2] == (State.FAILED, "warmup is 7, now 5")
     with pytest.raises(SystemExit):
         command("study run", ["tiny.yaml", "--folder", "runs"])
     out = capsys.readouterr().out
-    assert out.startswith("2 runs: 1 finished, 1 outdated")
-    assert "warmup is 7, now 5; rerun with --retry_failed" in out
+    assert out.startswith("2 runs: 1 finished, 1 failed")
+    assert f"{folder}: warmup is 7, now 5; rerun with --retry_failed" in out
     assert (folder / "result.json").is_file()
 
 
 def test_a_folder_copied_to_another_run_is_not_that_run(grid):
     """Whether it has ended, has begun or has failed: it is neither shown there nor resumed, and is made anew."""
     qkv, kv = (run.folder(Path("runs")) for run in grid.runs)
-    for files in (("result.json", "history.csv"), ("config.yaml",), ("config.yaml", "failure.json")):
+    for files in (("result.json", "history.csv"), ("config.yaml",), ("config.yaml", "error.txt")):
         shutil.rmtree(qkv)
         shutil.copytree(kv, qkv)
         (qkv / "config.yaml").write_text(yaml.safe_dump(grid.runs[1].config.as_dict()))
-        (qkv / "failure.json").write_text('{"error": "too wide"}')
+        (qkv / "error.txt").write_text("too wide")
         for path in [path for path in qkv.iterdir() if path.name not in files]:
             path.unlink()
         outcome = read_outcome(qkv, grid.runs[0].config)
-        assert outcome[:2] == (State.OUTDATED, "attn is kv, now qkv")
+        assert outcome[:2] == (State.FAILED, "attn is kv, now qkv")
         assert not outcome.result
-
-
-def test_histories_are_stacked_as_pandas_concatenates_them(grid):
-    columns = (["step", "seconds", "val/loss"], ["seconds", "step", "train/loss"])
-    histories = [pd.DataFrame([[n, 2.0 * n, 3.0 * n]] * n, columns=names) for n, names in enumerate(columns, start=1)]
-    pairs = [*zip(grid.runs, histories, strict=True)]
-    stacked = table_of_histories(grid, {run.name: [Outcome(State.FINISHED, history=one)] for run, one in pairs})
-    expected = pd.concat(histories, ignore_index=True).astype(float)
-    pd.testing.assert_frame_equal(stacked[[*expected]], expected)
-    assert [*stacked.name] == [run.name for run, one in pairs for _ in range(len(one))]
 
 
 @pytest.mark.parametrize("content", [b"", b"model: [", b"\x80", b"driver: mysql", None], ids=str)
@@ -162,5 +152,5 @@ def test_a_damaged_configuration_of_a_run_that_has_begun_is_named(tmp_path, cont
     path = tmp_path / "config.yaml"
     path.mkdir() if content is None else path.write_bytes(content)
     outcome = read_outcome(tmp_path, CONFIG)
-    assert outcome.state == State.DAMAGED
+    assert outcome.state == State.FAILED
     assert outcome.message.startswith("config.yaml: ")

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvt.run.folder import LOCK
-from kvt.study.job import Job
-from kvt.study.workers import LostProcessError, RayCluster
+from kvt.study.workers import Job, RayCluster
 from kvt.system.errors import UserError
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
 
@@ -30,10 +29,16 @@ class LocalRayletDiedError(RayError):
     pass
 
 
+class RayTaskError(RayError):
+    pass
+
+
 class DeadlyRay:
     """Stands for Ray: every task dies."""
 
-    exceptions = SimpleNamespace(RayError=RayError, LocalRayletDiedError=LocalRayletDiedError)
+    exceptions = SimpleNamespace(
+        RayError=RayError, LocalRayletDiedError=LocalRayletDiedError, RayTaskError=RayTaskError
+    )
 
     def init(self, **_: object) -> None:
         pass
@@ -42,7 +47,10 @@ class DeadlyRay:
         return {"CPU": 1.0}
 
     def remote(self, **_: object) -> object:
-        return lambda _: SimpleNamespace(remote=lambda job: job)
+        return lambda _: SimpleNamespace(remote=lambda _: "task")
+
+    def wait(self, tasks, timeout):
+        return tasks, []
 
     def get(self, _):
         raise RayError("the worker died")
@@ -50,8 +58,9 @@ class DeadlyRay:
 
 def test_a_task_that_dies_is_a_lost_process(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", DeadlyRay())
-    with pytest.raises(LostProcessError, match="the worker died"):
-        RayCluster("auto").make(Job(CONFIG, tmp_path / "sort" / "kv" / "run", ""))
+    workers, job = RayCluster("auto"), Job(CONFIG, tmp_path / "sort" / "kv" / "run", "")
+    workers.start(job)
+    assert [*workers.wait(None)] == [(job, "or its machine: RayError: the worker died")]
 
 
 @pytest.fixture
@@ -84,8 +93,9 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
 
     workers, folder = RayCluster(cluster.address), study.folder / "sort" / "kv" / "other"
     cluster.head_node.kill_raylet()
+    workers.start(Job({}, folder, ""))
     with pytest.raises(UserError, match="lost the Ray cluster"):
-        workers.make(Job({}, folder, ""))
+        [*workers.wait(None)]
     workers.close()
     assert not folder.exists()
 

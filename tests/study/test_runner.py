@@ -2,23 +2,21 @@
 
 import json
 import os
+from dataclasses import replace
 from threading import Thread
 from time import sleep
 
 import pytest
-import torch
 
 from kvt.run.folder import LAST
-from kvt.study import job as work
 from kvt.study import runner as studies
-from kvt.study.forecast import Times
+from kvt.study import workers as work
 from kvt.study.grid import read_grid
-from kvt.study.job import Job
-from kvt.study.outcomes import Outcome, State
-from kvt.study.runner import ATTEMPTS, execute_runs, make_runs
-from kvt.study.workers import LostProcessError
+from kvt.study.outcomes import State
+from kvt.study.runner import ATTEMPTS, Times, execute_runs, make_runs
+from kvt.study.workers import Job
 from kvt.system.quoting import MAX_LINE_CHARS
-from tests.helpers.drivers import Study, finish, hold, until
+from tests.helpers.drivers import RESULT, Study, finish, hold, until
 from tests.helpers.in_line import InLine
 
 OWN = """
@@ -31,11 +29,8 @@ class Deadly(KV):
 
 class Wrong(KV):
     def forward(self, *args, **kwargs):
-        raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)  # more than fits into a pipe
+        raise RuntimeError("this attention does\\nnot work" + ", at all" * 100_000)
 """
-EMPTY = {key: {} for key in ("state_dict", "config", "hyper_parameters", "optimizer_states")} | {
-    **{"epoch": 0, "callbacks": {"Recorder": {}}}
-}
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def tried(monkeypatch) -> list[str]:
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_what_failed_is_tried_again_whatever_the_clocks_say(study, runs, tried, hours):
     assert make_runs(runs, study.folder) == len(runs) == len(tried)
-    for file in study.folder.rglob("failure.json"):
+    for file in study.folder.rglob("error.txt"):
         time = file.stat().st_mtime + 3600 * hours
         os.utime(file, (time, time))
     assert make_runs(runs, study.folder) == len(runs) == len(tried)
@@ -92,7 +87,7 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
     finished, left = runs[:2]
     engine, found = InLine(), []
     held = [hold(run.folder(study.folder)) for run in (finished, left)]
-    thread = Thread(target=lambda: found.extend(execute_runs([finished, left], study.folder, "", engine)), daemon=True)
+    thread = Thread(target=lambda: found.extend(execute_runs([finished, left], study.folder, engine)), daemon=True)
     thread.start()
     until(lambda: engine.asked.total() == 2)
     sleep(0.3)
@@ -110,28 +105,33 @@ def test_what_another_study_is_making_is_asked_for_again_when_that_ends(study, r
 @pytest.mark.parametrize("checkpoints", [0, 5])
 def test_a_run_whose_process_dies_goes_on_while_it_saves_more(study, runs, checkpoints):
     class Deadly(InLine):
-        def make(self, job: Job) -> Outcome:
-            self.asked[job.folder.name] += 1
+        def make(self, job: Job) -> str:
             if (step := self.asked[job.folder.name]) <= checkpoints:
                 last = job.folder / LAST
                 last.parent.mkdir(parents=True, exist_ok=True)
-                torch.save(EMPTY | {"global_step": step}, last)
-            raise LostProcessError("memory was full")
+                last.touch()
+                os.utime(last, (step, step))
+            return "killed"
 
     workers, run = Deadly(), runs[0]
-    ((ended, outcome),) = execute_runs([run], study.folder, "", workers)
+    ((ended, outcome),) = execute_runs([run], study.folder, workers)
     assert (ended, outcome.state) == (run, State.FAILED)
-    assert "memory was full" in outcome.message
+    assert outcome.message == f"its process died {ATTEMPTS} times, killed; was the memory full?"
     assert workers.asked == {run.name: max(checkpoints - 1, 0) + ATTEMPTS}
 
 
-def test_the_time_left_is_estimated_by_the_same_shape_else_the_nearest(runs):
+def test_the_time_left_is_estimated_by_the_same_shape_else_by_size(runs):
+    def known(seconds):
+        return RESULT | {"seconds": seconds}
+
     times, first = Times(), runs[0]
     other = next(run for run in runs if run.shape != first.shape)
+    wider = replace(first, config=first.config.changed(dim=32))
     assert times.left(runs, 1) == "unknown time"
-    times.add(first, 60)
+    times.add(first, known(60))
     assert times.left([other], 1) == "about 0:01:00"
-    times.add(other, 600)
+    assert times.left([wider], 1) == "about 0:02:00"
+    times.add(other, known(600))
     assert times.left([first, first, other], 2) == "about 0:06:00"
     assert times.left([], 1) == "about 0:00:00"
 
@@ -149,19 +149,19 @@ def with_failures(study) -> Study:
 def test_what_fails_or_diverges_is_recorded_and_the_study_goes_on(with_failures, uninterrupted):
     study = with_failures
     printed = study.run(code=1)
-    (deadly,) = study.folder.glob("sort/Deadly/*/failure.json")
-    (wrong,) = study.folder.glob("sort/Wrong/*/failure.json")
+    (deadly,) = study.folder.glob("sort/Deadly/*/error.txt")
+    (wrong,) = study.folder.glob("sort/Wrong/*/error.txt")
     (good,) = study.folder.glob("sort/kv/*/result.json")
     (diverged,) = study.folder.glob("reverse/kv/*/result.json")
     key = str(good.parent.relative_to(study.folder))
     assert study.results[key] == uninterrupted.results[key]
-    error = json.loads(deadly.read_text())["error"]
+    error = deadly.read_text()
     assert "exit code -9" in error
     assert f".logs/{deadly.parent.name}.txt" in error
     assert study.log(deadly.parent.name).count("GPU available") == ATTEMPTS
-    failure = json.loads(wrong.read_text())
-    assert failure["error"] == "RuntimeError: this attention does not work" + ", at all" * 100_000
-    assert "own.py" in failure["traceback"]
+    error, trace = wrong.read_text().split("\n\n", 1)
+    assert error == "RuntimeError: this attention does not work" + ", at all" * 100_000
+    assert "own.py" in trace
     assert study.log(wrong.parent.name).count("GPU available") == 1
     assert "/loss is nan" in json.loads(diverged.read_text())["diverged"]
     assert not any(name.startswith("test/") for name in json.loads(diverged.read_text()))

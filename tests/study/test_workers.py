@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +96,9 @@ def test_ctrl_c_stops_everything_in_one_line(study, uninterrupted):
     os.killpg(driver.pid, signal.SIGINT)
     errors = driver.communicate(timeout=30)[1].splitlines()
     assert driver.returncode == 130
-    assert [line for line in errors if line.strip() and "so far" not in line] == ["stopped"]
+    left, stopped = [line for line in errors if line.strip() and "so far" not in line]
+    assert re.fullmatch(r"\d of 6 runs are left: the same command continues them", left)
+    assert stopped == "stopped"
     until(lambda: not any(alive(pid) for pid in started), seconds=10)
     study.run()
     assert study.results == uninterrupted.results
