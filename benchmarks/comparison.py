@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from kvt.bench import Samples, machine, quartiles, spread, timed
-from kvt.system.hardware import end_search_for_gpus, keep_memory, tune_products
+from kvt.tune import end_search_for_gpus, keep_memory, tune_products
 
 Result = TypeVar("Result")
 

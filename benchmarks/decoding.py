@@ -26,9 +26,9 @@ from torch import Tensor
 
 from kvt.attention import KV, QKV
 from kvt.bench import number, timed
+from kvt.markdown import markdown_table
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.generation import decode_sorted, greedy, sample
-from kvt.system.quoting import markdown_table
 from kvt.tasks import CharacterTask, TranslationTask
 from kvt.tasks.base import Task
 from kvt.tasks.translation import BOS_ID, EOS_ID, PAD_ID

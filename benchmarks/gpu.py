@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench import machine, number, timed
-from kvt.system.hardware import tune
-from kvt.system.quoting import markdown_table
+from kvt.markdown import markdown_table
 from kvt.tasks import CharacterTask, ImageTask, ListTask
 from kvt.tasks.base import Task, make_optimizer
+from kvt.tune import tune
 
 ATTENTIONS = ("qkv", "kv", "kv+pos")
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

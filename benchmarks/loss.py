@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from kvt.bench import number, peak_bytes
 from kvt.data.tokens import Bytes
+from kvt.markdown import markdown_table
 from kvt.models.losses import Predictions, cross_entropy
-from kvt.system.quoting import markdown_table
 from kvt.tasks import LanguageModelTask
 from kvt.tasks.base import make_optimizer
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from comparison import begin, flags, times
 
-from kvt.system.quoting import markdown_table
+from kvt.markdown import markdown_table
 
 SYMBOLS = string.ascii_letters + string.digits + " \n."
 FILES = ("train.py", "model.py", "configurator.py")

@@ -18,9 +18,9 @@ import torch
 from comparison import milliseconds
 
 from kvt.bench import quartiles, spread
+from kvt.markdown import markdown_table
 from kvt.run.config import RunConfig
 from kvt.run.fit import train
-from kvt.system.quoting import markdown_table
 from kvt.tasks import DigitLists, ListTask
 from kvt.tasks.base import make_optimizer
 from kvt.tasks.schedules import cosine_warmup

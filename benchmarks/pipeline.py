@@ -19,7 +19,7 @@ from torchvision import transforms
 from kvt.bench import number, timed
 from kvt.data.augment import random_resized_crop_flip
 from kvt.data.loader import Batches
-from kvt.system.quoting import markdown_table
+from kvt.markdown import markdown_table
 
 IMAGES, BATCH, SIDE = 50 * 128, 128, 32
 WORKERS = (0, 2, 4)

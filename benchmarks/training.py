@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from kvt.bench import Samples, timed
 from kvt.data.loader import Batches
-from kvt.system.quoting import markdown_table
+from kvt.markdown import markdown_table
 from kvt.tasks import ImageTask, ListTask
 from kvt.tasks.schedules import cosine_warmup
 

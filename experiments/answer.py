@@ -31,7 +31,7 @@ from kvt.reports.figures import (
 )
 from kvt.reports.statistics import Comparison, Shares, compare, compare_shares
 from kvt.reports.tables import Table
-from kvt.system.files import write_atomically
+from kvt.system import write_atomically
 from kvt.tasks.metrics import Metric
 
 WITHOUT_SELF = "kv, attend_self False"

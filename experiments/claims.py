@@ -19,6 +19,7 @@ import pandas as pd
 
 from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, Compared, finite
 from kvt.reports.names import in_words, label, metric_of
 from kvt.reports.results import measure
@@ -28,8 +29,7 @@ from kvt.reports.text import counts_of, difference_of, interval_of, left_out_of,
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import RECORD, find_outcomes, read_record
-from kvt.system.files import read_yaml, write_atomically
-from kvt.system.quoting import Markdown, markdown_table
+from kvt.system import read_yaml, write_atomically
 
 REPOSITORY = Path(__file__).parents[1]
 CLAIMS = Path(__file__).with_name("claims.yaml")

@@ -16,9 +16,7 @@ from tqdm import tqdm
 
 from kvt.data.files import optional_path
 from kvt.data.images import open_images
-from kvt.system.console import run
-from kvt.system.errors import UserError, require_positive
-from kvt.system.files import atomically, require_writable, user_path
+from kvt.system import UserError, atomically, require_positive, require_writable, run, user_path
 
 
 @torch.inference_mode()

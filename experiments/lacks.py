@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kvt.attention import Attention, record_maps
+from kvt.markdown import markdown_table
 from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
-from kvt.system.quoting import markdown_table
 from kvt.tasks import LanguageModelTask
 
 LEANS = 1.5  # a head leans to a side with at least this many times the other side's weight

@@ -23,11 +23,9 @@ from kvt.attention import ATTENTION, Attention, AttentionFactory, KVCache
 from kvt.attention.factory import find_attention, keyword_arguments, parse_attention
 from kvt.attention.kernels import explicit_maps
 from kvt.attention.map_position import MapPosition
-from kvt.system.console import tell
-from kvt.system.errors import UserError, require_positive
-from kvt.system.files import require_writable, user_path, write_atomically
-from kvt.system.hardware import environment, tune
-from kvt.system.quoting import markdown_table
+from kvt.markdown import markdown_table
+from kvt.system import UserError, require_positive, require_writable, tell, user_path, write_atomically
+from kvt.tune import environment, tune
 from kvt.view.maps import save
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from printing its start and end on stderr

@@ -14,12 +14,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from kvt import tune as hardware
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import main
 from kvt.data.images import open_images
 from kvt.run.pictures import Shown
-from kvt.system import hardware
-from kvt.system.console import run
+from kvt.system import run
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features, write_images, write_sentences
 from tests.helpers.commands import require_refusal

@@ -68,7 +68,7 @@ for folder, words in json.load(sys.stdin):
 NAMES = """
 import json
 from kvt.study.grid import read_grid
-from kvt.system.files import GRIDS, read_yaml
+from kvt.system import GRIDS, read_yaml
 found = {}
 for path in sorted(GRIDS.glob("*.yaml")):
     for scale in read_yaml(path, "the grid").get("scales", {"full": None}):

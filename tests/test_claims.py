@@ -25,7 +25,7 @@ from kvt.reports.names import metric_of
 from kvt.reports.tables import Table, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State
-from kvt.system.files import read_yaml
+from kvt.system import read_yaml
 from tests.conftest import REPOSITORY
 
 GAPS = {"better": [0.05, 0.06, 0.04], "worse": [-0.05, -0.06, -0.04], "as good": [0.001, -0.001, 0.0]}

@@ -10,7 +10,7 @@ import yaml
 from kvt.run.config import RunConfig
 from kvt.run.fit import train
 from kvt.study.records import read_record
-from kvt.system.files import CONFIGS
+from kvt.system import CONFIGS
 from tests.conftest import REPOSITORY
 
 METRICS = {

@@ -12,7 +12,7 @@ import kvt as package
 from kvt.attention import AttentionFactory
 from kvt.cli.main import execute
 from kvt.models import ViT
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import DigitLists, ListTask
 
 

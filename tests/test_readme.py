@@ -20,7 +20,7 @@ from kvt.cli.main import COMMANDS as OTHER_COMMANDS
 from kvt.cli.main import main
 from kvt.study.grid import read_grid
 from kvt.study.records import widen_record
-from kvt.system.console import run
+from kvt.system import run
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, write_features, write_sentences
 from tests.helpers.drivers import finish
 

@@ -14,7 +14,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.data.images import open_images
 from kvt.data.tokens import IGNORE
-from kvt.system.console import run
+from kvt.system import run
 from kvt.tasks import Characters, Images, SentencePairs
 from kvt.tasks.anomaly import BackboneFeatures
 from kvt.tasks.translation import PAD_ID, join, splitter, text_scores

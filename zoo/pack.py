@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from kvt.run.folder import best_checkpoint
+from kvt.run.folder import BEST
 from kvt.run.load_checkpoint import read_checkpoint
-from kvt.system.console import table
+from kvt.system import table
 
 ZOO = Path(__file__).parent
 LEFT_OUT = ("callbacks", "loops", "lr_schedulers", "optimizer_states")  # what only a resumed run needs
@@ -36,7 +36,7 @@ those of the run, in single precision; the weights here are in half precision. {
 
 def pack(name: str, run: Path) -> None:
     """Write `name`.ckpt and its card, `name`.md, from the folder of a finished run."""
-    checkpoint = read_checkpoint(best_checkpoint(run))
+    checkpoint = read_checkpoint(run / BEST)
     for key in LEFT_OUT:
         checkpoint.pop(key, None)
     checkpoint["state_dict"] = {key: weight.half() for key, weight in checkpoint["state_dict"].items()}

@@ -20,7 +20,7 @@ from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
 from kvt.run.parser import HELP, settings_parser
 from kvt.run.sections import BUILT
-from kvt.system.files import CONFIGS, yaml_names
+from kvt.system import CONFIGS, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 ZOO = EXPERIMENTS.with_name("zoo")

@@ -19,7 +19,7 @@ from kvt.attention.kernels import (
 )
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
-from kvt.system.errors import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_positive, require_probability, unknown
 
 ATTENTION: dict[str, type["Attention"]] = {}
 """A dict that maps short names, the values of `--attn`, to attention classes."""

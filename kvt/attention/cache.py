@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 
 class KVCache:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvt.attention.base import Attention
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 FROM = ("qkv", "kv", "q-kv", "k")
 """Names of the attentions to convert from. These have no weights except query, key, value and output projections."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.factory import AttentionFactory
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 
 class MultiheadAttention(nn.Module):

@@ -9,8 +9,7 @@ from torch import nn
 from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
 from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.variants import QKV
-from kvt.system.errors import UserError, argument_defaults, argument_names, import_class, unknown
-from kvt.system.files import parse_settings
+from kvt.system import UserError, argument_defaults, argument_names, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvt.system import hardware
-from kvt.system.errors import UserError
+from kvt import tune as hardware
+from kvt.system import UserError
 
 SMALL_MAP = {False: 96, True: 256}
 """The largest number of tokens for which the fused kernel of a CPU is slower, for each value of `fast_products`."""

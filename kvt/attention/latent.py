@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kvt.attention.ordinary import is_plain
 from kvt.attention.scores import SCORES, DotScore
 from kvt.attention.variants import QSharedKV
-from kvt.system.errors import UserError, require_positive
+from kvt.system import UserError, require_positive
 
 PRODUCTS = [name for name, score in SCORES.items() if getattr(score, "features", None) is DotScore.features]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kvt.attention.base import Attention
 from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import map_sinusoids
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system import UserError, require_positive, unknown
 
 
 class SinusoidalMap(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kvt.attention.base import Attention
 from kvt.attention.rotary import rotate
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 
 class Phase(Attention):

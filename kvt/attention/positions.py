@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 
 def sinusoid(length: int, dim: int) -> Tensor:

@@ -5,7 +5,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from kvt.system.errors import UserError, require_positive
+from kvt.system import UserError, require_positive
 
 
 class Rotary:

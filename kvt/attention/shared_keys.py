@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvt.attention.rotary import whole_pairs
 from kvt.attention.variants import QSharedKV
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 EPS = 1e-6  # epsilon of the RMS norms of both models
 

@@ -9,7 +9,7 @@ from kvt.attention.base import Attention
 from kvt.attention.kernels import allowed_pairs, dropout, own_pairs, repeat_groups
 from kvt.attention.map_position import MapPosition
 from kvt.attention.phase import Phase
-from kvt.system.errors import unknown
+from kvt.system import unknown
 
 
 class QKV(Attention, name="qkv", label="QKV", colour="#0072B2"):

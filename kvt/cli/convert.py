@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from kvt.system.console import tell
-from kvt.system.errors import UserError, unknown
-from kvt.system.files import atomically, require_writable, user_path
-from kvt.system.quoting import printable
+from kvt.system import UserError, atomically, printable, require_writable, tell, unknown, user_path
 
 NOTHING: dict[str, Any] = {}
 KEPT = ("hyper_parameters", "datamodule_hyper_parameters", "config")

@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 import yaml
 
@@ -16,11 +17,8 @@ from kvt.run.folder import LAST, run_folder
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import parse_config, settings_parser
 from kvt.run.sections import BUILT, Config
-from kvt.system.console import OneLineParser, silence_libraries, table, tell
-from kvt.system.console import run as execute
-from kvt.system.errors import UserError
-from kvt.system.files import read_json
-from kvt.system.quoting import printable, shell_word
+from kvt.system import OneLineParser, UserError, printable, read_json, silence_libraries, table, tell
+from kvt.system import run as execute
 
 TRAINING = ("run", "fit")
 """The commands that train. `run` also tests, and accepts the name of the task without --config."""
@@ -97,7 +95,7 @@ def _train(cli: KvtCLI, resumed: Path | None, tests: bool) -> None:
         if metric in result.metrics:
             tell(text)
     if not tests and "test" in cli.datamodule.splits and result.checkpoint:
-        named = f"{shell_word(os.path.relpath(result.checkpoint))}{cli.run_config.own_flags}"
+        named = f"{quote(os.path.relpath(result.checkpoint))}{cli.run_config.own_flags}"
         tell(f"not tested yet: kvt test --ckpt_path {named}")
 
 
@@ -141,5 +139,5 @@ def _require_unchanged(resumed: Path, config: Config, cli: KvtCLI) -> None:
     old, new = (RunConfig(**parts).flat for parts in (config, cli.run_config.as_dict()))
     free = {f"data.{name}" for name in cli.datamodule.path_settings}
     if changed := [name for name in new if name not in free and old.get(name) != new[name]]:
-        remedy = f"start a new run from --ckpt_path {shell_word(resumed / LAST)}"
+        remedy = f"start a new run from --ckpt_path {quote(str(resumed / LAST))}"
         raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{bare(changed[0])}, or {remedy}")

@@ -16,10 +16,7 @@ from typing import Any, get_args, get_origin
 from docstring_parser import parse
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from kvt.system.console import OneLineParser, run, tell
-from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import user_path
-from kvt.system.quoting import printable
+from kvt.system import OneLineParser, UserError, printable, require_positive, run, tell, unknown, user_path
 from kvt.version import __version__
 
 COMMANDS = {  # maps a command to the import path of its function and to its line in `kvt --help`
@@ -115,8 +112,8 @@ def translate(
     """
     from kvt.data.texts import decode_text
     from kvt.run.load_checkpoint import Checkpoint
-    from kvt.system.hardware import tune
     from kvt.tasks import TranslationTask
+    from kvt.tune import tune
 
     tune()
     task = Checkpoint(ckpt_path, {"attn": attn, "model": model}).load_task(TranslationTask).to(_device())
@@ -177,9 +174,9 @@ def maps(
         data: import path of your data class, such as my_task.MyData, if the checkpoint uses one.
     """
     from kvt.run.load_checkpoint import Checkpoint
-    from kvt.system.hardware import tune
     from kvt.tasks import Task
     from kvt.tasks.language import LanguageTask
+    from kvt.tune import tune
     from kvt.view import maps as plots
     from kvt.view.viewer import ENDING, save_page
 

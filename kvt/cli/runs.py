@@ -5,10 +5,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from kvt.system.console import tell
-from kvt.system.errors import UserError
-from kvt.system.files import user_path
-from kvt.system.quoting import printable
+from kvt.system import UserError, printable, tell, user_path
 
 MAX_CHARS = 50  # largest length of a setting, which may hold a whole tokenizer, and of an error
 

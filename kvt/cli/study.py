@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvt.system.console import say, tell
-from kvt.system.errors import UserError, unknown
-from kvt.system.files import GRIDS, find_yaml, parse_yaml, require_folder, user_path, yaml_names
-from kvt.system.quoting import printable
+from kvt.system import (
+    GRIDS,
+    UserError,
+    find_yaml,
+    parse_yaml,
+    printable,
+    require_folder,
+    say,
+    tell,
+    unknown,
+    user_path,
+    yaml_names,
+)
 
 if TYPE_CHECKING:  # functions import slow modules only when needed, as in kvt/cli/main.py
     from kvt.study.grid import Grid, Run

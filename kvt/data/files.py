@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from filelock import FileLock
 
-from kvt.system.errors import UserError
-from kvt.system.files import atomically, user_path
+from kvt.system import UserError, atomically, user_path
 
 ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR"  # a remedy in messages
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvt.data.files import available, state_of
 from kvt.data.texts import plain
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from kvt.data.files import ELSEWHERE, available, once, state_of
 from kvt.data.hub import base_name, is_hub, list_images
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system import UserError, require_positive, unknown
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchtext.data import pool
 
 from kvt.data.order import derive_seed, random_order
-from kvt.system.errors import UserError, require_positive
+from kvt.system import UserError, require_positive
 
 FIXED = -1  # instead of the epoch, in the seed of an order that is the same in all epochs
 GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensors of a split may take

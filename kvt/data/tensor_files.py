@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kvt.data.files import once, require_file
-from kvt.system.errors import UserError
-from kvt.system.files import atomically
+from kvt.system import UserError, atomically
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 """A dict that maps each split to a tensor of images or features and a tensor of labels."""

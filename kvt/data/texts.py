@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvt.data.files import require_file, state_of
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 """The folder of Python's standard library (PSF licence), which every user of Python has as an example of text."""

@@ -25,8 +25,7 @@ from tqdm import tqdm
 from kvt.data.files import once, require_file
 from kvt.data.hub import HubCorpus
 from kvt.data.texts import Corpus, decode_text, fingerprint, nfc
-from kvt.system.errors import UserError
-from kvt.system.files import atomically, read_json, sha256_of, write_atomically
+from kvt.system import UserError, atomically, read_json, sha256_of, write_atomically
 
 IGNORE = -100
 """The target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy."""

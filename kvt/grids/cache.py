@@ -9,13 +9,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, line_styles
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.reports.statistics import compare, with_reach
 from kvt.study.grid import Grid, Run
-from kvt.system.quoting import Markdown, markdown_table
 
 LOSS = "val/loss"
 

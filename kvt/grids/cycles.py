@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.stats import t
 
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, steps_to_ceiling
 from kvt.reports.figures import POINTS, STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
@@ -18,7 +19,6 @@ from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import thinned
-from kvt.system.quoting import Markdown, markdown_table
 
 ACCURACY, COURSE = "test/acc", "val/acc"
 SIZE = ["depth", "heads"]

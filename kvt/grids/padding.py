@@ -7,12 +7,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
 from kvt.reports.results import Results
 from kvt.reports.section import Section
 from kvt.study.grid import Grid
-from kvt.system.quoting import Markdown, markdown_table
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from kvt.attention import Attention, AttentionFactory, KVCache
 from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
-from kvt.system.errors import UserError, choose, require_positive
+from kvt.system import UserError, choose, require_positive
 
 MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a given width, such as an `AttentionFactory`
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from kvt.attention import Attention, KVCache
 from kvt.models.blocks import STYLE, BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of, make_cache
 from kvt.models.embedding import Embedding
-from kvt.system.errors import require_probability
+from kvt.system import require_probability
 
 
 class CausalLM(nn.Module):

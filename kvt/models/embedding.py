@@ -11,7 +11,7 @@ from kvt.attention.factory import find_attention
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
 from kvt.attention.shared_keys import NormedSharedKV
-from kvt.system.errors import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_positive, require_probability, unknown
 
 
 class Embedding(nn.Module):

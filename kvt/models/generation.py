@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from kvt.models import CausalLM, Seq2Seq
-from kvt.system.errors import UserError, require_positive
+from kvt.system import UserError, require_positive
 
 
 def sample(

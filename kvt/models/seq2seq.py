@@ -19,7 +19,7 @@ from kvt.models.blocks import (
 )
 from kvt.models.embedding import SinusoidalPositions
 from kvt.models.init import xavier
-from kvt.system.errors import UserError, require_probability
+from kvt.system import UserError, require_probability
 
 
 @dataclass

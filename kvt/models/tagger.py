@@ -10,7 +10,7 @@ from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import sinusoid
 from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of
 from kvt.models.init import xavier_attention
-from kvt.system.errors import require_positive, require_probability
+from kvt.system import require_positive, require_probability
 
 STYLE = BlockStyle("post", "relu", 2)
 

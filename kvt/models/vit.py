@@ -7,7 +7,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of
-from kvt.system.errors import UserError, choose, require_positive, require_probability
+from kvt.system import UserError, choose, require_positive, require_probability
 
 STYLE = BlockStyle("pre", "gelu", 1)
 Pool = Callable[[Encoder, Tensor], Tensor]

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import inf, isfinite
 
+from kvt.markdown import Markdown
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import Outcomes, State, outcome_of
-from kvt.system.errors import unknown
-from kvt.system.quoting import Markdown
+from kvt.system import unknown
 
 SWEPT = Markdown("""\
 For each task, setting, attention and seed, {tried} with {setting} from {values}. This report uses the one with the best

@@ -23,7 +23,7 @@ from kvt.reports.comparisons import Cell, cells_of, finished, finite
 from kvt.reports.names import STAGES, in_words, label
 from kvt.reports.tables import Table
 from kvt.study.outcomes import thinned
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.metrics import Metric
 
 OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for attentions that users define, in order of appearance

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvt.data.published import UNPUBLISHED
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import finished, untried
 from kvt.reports.names import label
 from kvt.reports.results import Results
@@ -15,7 +16,6 @@ from kvt.reports.section import Section
 from kvt.run.config import in_short
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import TERMINAL, State, tally
-from kvt.system.quoting import Markdown, markdown_table
 
 MISSING = Markdown("""\
 **Runs are missing. Until all have ended, the means of two attentions may be over different settings. The comparisons

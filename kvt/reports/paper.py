@@ -6,7 +6,7 @@ from math import isfinite
 from kvt.reports.names import metric_of
 from kvt.run.config import RunConfig
 from kvt.study.grid import FULL, GridFile, Run, has, runs_of
-from kvt.system.files import GRIDS, read_yaml
+from kvt.system import GRIDS, read_yaml
 
 FREE = ("trainer.accelerator", "trainer.val_check_interval")  # settings that may differ from the paper's
 

@@ -6,15 +6,14 @@ from pathlib import Path
 import pandas as pd
 from matplotlib import rc_context
 
+from kvt.markdown import Markdown
 from kvt.reports.figures import as_pdf, as_svg
 from kvt.reports.notes import scope
 from kvt.reports.results import measure
 from kvt.reports.section import Section, write_sections
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes
-from kvt.system.errors import UserError
-from kvt.system.files import write_atomically
-from kvt.system.quoting import Markdown
+from kvt.system import UserError, write_atomically
 
 PARAGRAPHS = Markdown("\n\n")
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from kvt.markdown import Markdown
 from kvt.reports.best_of import best_of
 from kvt.reports.comparisons import Compared, comparisons, with_means
 from kvt.reports.tables import Table, tables_of
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes, State, table_of_histories, table_of_repeats, table_of_results
-from kvt.system.quoting import Markdown
 
 
 class Results(NamedTuple):

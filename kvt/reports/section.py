@@ -12,8 +12,7 @@ from kvt.reports.best_of import swept_setting
 from kvt.reports.results import Results
 from kvt.reports.tables import against_of, curves_of, tables_of
 from kvt.study.grid import Grid
-from kvt.system.console import say
-from kvt.system.errors import UserError, import_object, mistake_in, unknown
+from kvt.system import UserError, import_object, mistake_in, say, unknown
 
 OURS = ("differences", "tables", "curves", "notes")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvt.markdown import Markdown
 from kvt.reports import figures
 from kvt.reports.comparisons import CEILING, CHANCE, LOST, NEARLY, Cell, Compared, cells_of
 from kvt.reports.forest import forest
@@ -30,7 +31,6 @@ from kvt.reports.text import (
 )
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes
-from kvt.system.quoting import Markdown
 
 LEGEND = Markdown("""\
 Mean ± standard deviation over settings, and number of runs n. The value of a setting is the mean over its seeds. A

@@ -10,7 +10,7 @@ import pandas as pd
 from kvt.reports.names import declared, in_words, metric_of
 from kvt.study.grid import Columns, Grid, TableEntry, select
 from kvt.study.outcomes import Outcomes, State, outcome_of
-from kvt.system.errors import unknown
+from kvt.system import unknown
 from kvt.tasks.metrics import ACC, Metric
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]

@@ -6,10 +6,10 @@ from math import inf, isfinite, isnan, nan
 import numpy as np
 import pandas as pd
 
+from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import CEILING, Cell, Compared, steps_to_ceiling
 from kvt.reports.names import label
 from kvt.reports.tables import Table
-from kvt.system.quoting import Markdown, markdown_table
 from kvt.tasks.metrics import Metric
 
 

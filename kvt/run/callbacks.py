@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from kvt.system.console import say, tell
-from kvt.system.files import atomically, write_csv
+from kvt.system import atomically, say, tell, write_csv
 from kvt.tasks import Task
 
 Row = dict[str, float]

@@ -11,8 +11,8 @@ from kvt.run.config import RunConfig
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.parser import Parser, parse
 from kvt.run.sections import BUILT, GROUPS, Config
-from kvt.system.hardware import tune
 from kvt.tasks.datamodule import classes_of
+from kvt.tune import tune
 
 
 class KvtCLI(LightningCLI):

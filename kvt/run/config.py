@@ -10,13 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
 from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config
-from kvt.system.errors import UserError, argument_names, unknown
-from kvt.system.files import CONFIGS, find_yaml, read_yaml, yaml_names
-from kvt.system.quoting import shell_word
+from kvt.system import CONFIGS, UserError, argument_names, find_yaml, read_yaml, unknown, yaml_names
 
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
@@ -187,7 +186,7 @@ class RunConfig:
     def own_flags(self) -> str:
         """The flags that name the run's classes outside kvt for a checkpoint's command: " --data my_task.Bits"."""
         own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
-        return "".join(f" --{name} {shell_word(path)}" for name, path in own)
+        return "".join(f" --{name} {quote(path)}" for name, path in own)
 
     def as_dict(self) -> Config:
         """Return the content of config.yaml."""

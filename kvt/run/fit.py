@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import lightning as L
@@ -29,13 +30,10 @@ from kvt.run.config import RunConfig
 from kvt.run.folder import LAST, LOCK, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.run.pictures import Shown
-from kvt.system.console import say, silence_libraries, table
-from kvt.system.errors import UserError
-from kvt.system.files import require_folder, user_path, write_atomically
-from kvt.system.hardware import use_threads
-from kvt.system.quoting import printable, shell_word
+from kvt.system import UserError, printable, require_folder, say, silence_libraries, table, user_path, write_atomically
 from kvt.tasks import Task, TaskData
 from kvt.tasks.schedules import warmup_note
+from kvt.tune import use_threads
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,7 +150,7 @@ def fit(
             results.save_results(cli, summary, run, started, trainer, path if writes else None)
             return Result(summary, run.rows, path if writes else None, Path(saved.path) if saved else None)
         except SIGTERMException:
-            remedy = f"resume with --resume {shell_word(os.path.relpath(path))}" if best else "nothing was saved"
+            remedy = f"resume with --resume {quote(os.path.relpath(path))}" if best else "nothing was saved"
             say(f"stopped at step {trainer.global_step}: {remedy}")
             sys.exit(128 + (run.signal or signal.SIGTERM))
         finally:

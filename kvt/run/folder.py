@@ -6,8 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvt.system.errors import UserError
-from kvt.system.files import user_path
+from kvt.system import UserError, user_path
 
 LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import torch
@@ -20,9 +21,7 @@ from torch import Tensor
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
 from kvt.run.sections import BUILT, Config
-from kvt.system.errors import UserError, argument_names
-from kvt.system.files import user_path
-from kvt.system.quoting import shell_word
+from kvt.system import UserError, argument_names, user_path
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import MODEL, SETTINGS, known_classes
 from kvt.tasks.datamodule import section_class
@@ -216,7 +215,7 @@ class Checkpoint:
             raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
 
     def _not_ours(self, flag: str, name: str) -> UserError:
-        remedy = f"if it is your own code, pass --{flag} {shell_word(f'{name:.100}')}"
+        remedy = f"if it is your own code, pass --{flag} {quote(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
 
 

@@ -16,14 +16,14 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from kvt.run.sections import BUILT, OTHERS, Config
-from kvt.system.console import with_nearest
-from kvt.system.errors import (
+from kvt.system import (
     UserError,
     argument_defaults,
     argument_names,
     require_finite,
     require_positive,
     require_seed,
+    with_nearest,
 )
 from kvt.tasks.datamodule import classes_of
 

@@ -15,8 +15,8 @@ from kvt.run.cli import KvtCLI
 from kvt.run.config import bare, in_short
 from kvt.run.folder import BEST, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.system.files import read_json, write_atomically, write_csv
-from kvt.system.hardware import environment
+from kvt.system import read_json, write_atomically, write_csv
+from kvt.tune import environment
 
 
 def summary(cli: KvtCLI, run: RunCallback, metrics: Mapping[str, float], best: Checkpoint | None) -> dict[str, Any]:

@@ -15,9 +15,18 @@ from kvt.attention.factory import parse_attention
 from kvt.run.config import NOT_COMPARED, RunConfig, in_short, short_hash
 from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
-from kvt.system.errors import UserError, require_positive, unknown
-from kvt.system.files import CONFIGS, GRIDS, find_yaml, parse_settings, read_yaml, yaml_names
-from kvt.system.quoting import printable
+from kvt.system import (
+    CONFIGS,
+    GRIDS,
+    UserError,
+    find_yaml,
+    parse_settings,
+    printable,
+    read_yaml,
+    require_positive,
+    unknown,
+    yaml_names,
+)
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]

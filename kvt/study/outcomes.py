@@ -13,9 +13,7 @@ import pandas as pd
 
 from kvt.run.config import RunConfig, bare
 from kvt.study.grid import Grid, Run
-from kvt.system.errors import UserError
-from kvt.system.files import read_yaml
-from kvt.system.quoting import one_line
+from kvt.system import UserError, one_line, read_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")

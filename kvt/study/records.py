@@ -26,10 +26,7 @@ from kvt.run.config import RunConfig
 from kvt.run.sections import GROUPS, PARTS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
-from kvt.system.console import say
-from kvt.system.errors import UserError
-from kvt.system.files import read_yaml, write_atomically
-from kvt.system.quoting import printable
+from kvt.system import UserError, printable, read_yaml, say, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
 MANIFEST = "manifest.json"  # replaces record.yaml in records of version 0.1

@@ -19,11 +19,8 @@ from kvt.run.folder import LAST, empty, is_in_use
 from kvt.study.grid import Run, varying_settings
 from kvt.study.outcomes import ERROR, TERMINAL, Outcome, Outcomes, State, read_outcome, tally
 from kvt.study.workers import Job, LocalWorkers, RayCluster, claimed, write_error
-from kvt.system.console import say, tell
-from kvt.system.errors import UserError, require_positive
-from kvt.system.files import require_folder, user_path
-from kvt.system.hardware import cores
-from kvt.system.quoting import printable
+from kvt.system import UserError, printable, require_folder, require_positive, say, tell, user_path
+from kvt.tune import cores
 
 ATTEMPTS = 3  # a run fails after this number of deaths of its process without a new checkpoint in between
 PAUSE = 1.0  # seconds between two checks whether another study has ended a run

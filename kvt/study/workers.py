@@ -24,11 +24,8 @@ from kvt.run.config import RunConfig
 from kvt.run.fit import fit, locked
 from kvt.run.folder import LAST, empty
 from kvt.study.outcomes import ERROR, TERMINAL, read_outcome
-from kvt.system.console import signals_handled
-from kvt.system.errors import UserError, argument_names, mistake_in
-from kvt.system.files import write_atomically
-from kvt.system.hardware import cores
-from kvt.system.quoting import one_line
+from kvt.system import UserError, argument_names, mistake_in, one_line, signals_handled, write_atomically
+from kvt.tune import cores
 
 NO_FILE = 74  # the exit code of a process that could not read or write a file
 

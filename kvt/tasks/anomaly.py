@@ -29,12 +29,11 @@ from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
-from kvt.system.errors import UserError, require_probability, unknown
-from kvt.system.files import sha256_of, user_path
-from kvt.system.hardware import MetaParameters
+from kvt.system import UserError, require_probability, sha256_of, unknown, user_path
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
+from kvt.tune import MetaParameters
 
 BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
 BATCH = 64  # images per batch; with it, activations of a large transformer fit into a small GPU

@@ -19,8 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvt.models.losses import Losses, Predictions, cross_entropy
-from kvt.system.errors import UserError, import_class, require_positive
-from kvt.system.files import user_path, write_atomically
+from kvt.system import UserError, import_class, require_positive, user_path, write_atomically
 from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule

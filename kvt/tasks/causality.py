@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 TOLERANCE = 1e-3  # smaller differences, relative to the largest output, are rounding errors
 SHORT = 16  # length of a second test sequence, in which one token changes an average more than in a long sequence

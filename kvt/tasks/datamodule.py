@@ -13,9 +13,7 @@ from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.published import UNPUBLISHED, other_counts
-from kvt.system.console import say
-from kvt.system.errors import UserError, argument_names
-from kvt.system.files import user_path
+from kvt.system import UserError, argument_names, say, user_path
 from kvt.tasks.base import Task, find_class, known_classes
 
 MAX_COUNTED = 10**6

@@ -26,9 +26,7 @@ from kvt.data.images import SETS, ImageSet, fitted, grey_or_rgb, open_images, re
 from kvt.data.order import derive_seed
 from kvt.models import ViT, count_tokens
 from kvt.models.blocks import Expansion
-from kvt.system.console import say
-from kvt.system.errors import UserError, require_positive, require_probability
-from kvt.system.quoting import printable
+from kvt.system import UserError, printable, require_positive, require_probability, say
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask

@@ -51,10 +51,17 @@ from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
-from kvt.system.console import say
-from kvt.system.errors import UserError, choose, require_positive, require_seed, unknown
-from kvt.system.files import user_path, write_atomically
-from kvt.system.quoting import printable
+from kvt.system import (
+    UserError,
+    choose,
+    printable,
+    require_positive,
+    require_seed,
+    say,
+    unknown,
+    user_path,
+    write_atomically,
+)
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData

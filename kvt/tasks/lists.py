@@ -22,7 +22,7 @@ from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
 from kvt.models.blocks import Expansion
-from kvt.system.errors import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask

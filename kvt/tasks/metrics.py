@@ -11,7 +11,7 @@ import torch
 import torchmetrics
 from torch import Tensor
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Data type of sums. It is float64, since float32 cannot count beyond 2²⁴; Apple's GPUs support only float32."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:

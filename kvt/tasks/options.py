@@ -10,10 +10,10 @@ from torch import nn
 from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
 from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
-from kvt.system.errors import UserError, argument_names, choose
-from kvt.system.hardware import MetaParameters
+from kvt.system import UserError, argument_names, choose
 from kvt.tasks.base import Spec, Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
+from kvt.tune import MetaParameters
 
 
 class BlockTask(Task):

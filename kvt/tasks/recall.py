@@ -29,7 +29,7 @@ from kvt.models.blocks import Expansion
 from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
-from kvt.system.errors import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR, OneCycleLR
 
-from kvt.system.errors import UserError, require_positive, unknown
+from kvt.system import UserError, require_positive, unknown
 
 Factor = Callable[[int], float]  # from the index of a training step to a factor of the learning rate
 

@@ -29,11 +29,11 @@ from kvt.data.files import Remote, download, optional_path
 from kvt.data.loader import Batches, SentenceBatches
 from kvt.data.texts import fingerprint, nfc, read_text
 from kvt.data.tokens import UNK, Vocabulary, build_vocab
+from kvt.markdown import Markdown
 from kvt.models import Seq2Seq
 from kvt.models.generation import beam_search, decode_sorted, greedy
 from kvt.models.losses import Predictions
-from kvt.system.errors import UserError, require_positive, require_probability, unknown
-from kvt.system.quoting import Markdown
+from kvt.system import UserError, require_positive, require_probability, unknown
 from kvt.tasks.base import Spec, make_optimizer
 from kvt.tasks.causality import eval_mode, outputs_differ, require_causal
 from kvt.tasks.datamodule import TaskData

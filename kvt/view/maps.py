@@ -32,10 +32,7 @@ from kvt.attention import (
     row_entropy,
     symmetric_share,
 )
-from kvt.system.console import say
-from kvt.system.errors import UserError
-from kvt.system.files import atomically, require_writable
-from kvt.system.quoting import printable
+from kvt.system import UserError, atomically, printable, require_writable, say
 
 if TYPE_CHECKING:  # not imported at run time, because `kvt bench` imports this module and needs no tasks
     from kvt.tasks import Task

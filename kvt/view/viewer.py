@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from kvt.system.files import write_atomically
+from kvt.system import write_atomically
 from kvt.view.maps import Example, Layer, describe
 
 ENDING = ".html"

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from kvt.attention import KV, QKV, SCORES, KVCache, MultiheadAttention
 from kvt.bench import allocations
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, Case, cases, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from kvt.attention import AttentionFactory, KVCache
 from kvt.attention.kernels import dot_product_attention, explicit_maps
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.layers import MAX_LEN, SMALL, VARIANTS, cases
 
 pytestmark = pytest.mark.usefixtures("kernel")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention.convert import FROM, convert_layer
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.layers import SMALL, cases, kinds_of_mask
 
 EXACT = {"atol": 1e-12, "rtol": 0}

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, Attention, KVPos, MultiheadAttention
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 B, N, M, DIM, HEADS = 3, 5, 4, 8, 2
 FUTURE = torch.ones(N, N, dtype=torch.bool).triu(1)

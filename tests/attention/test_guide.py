@@ -13,7 +13,7 @@ from kvt.attention.kernels import product
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions
 from kvt.models.generation import sample
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.conftest import REPOSITORY
 
 GUIDE = (REPOSITORY / "docs/guides/attention.md").read_text()

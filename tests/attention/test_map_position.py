@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.bench import allocations
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.layers import MASKS, MAX_LEN, POSITIONED, SMALL, Case, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from kvt.attention import KV, SCORES, Attention, KVCache
 from kvt.attention.kernels import allowed_pairs, leave_out
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.layers import VARIANTS, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")

@@ -6,7 +6,7 @@ import torch
 from kvt.attention import ATTENTION, MLA, QKV, AttentionFactory, KVPhase, KVPos
 from kvt.attention.rotary import Rotary
 from kvt.models import ViT
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 X, LAYER = torch.zeros(3, 5, 8), QKV(8, 2)
 OWN = """

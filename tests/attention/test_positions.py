@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from kvt.attention.literal import map_sinusoid
 from kvt.attention.positions import map_sinusoids, sinusoid
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 channels = st.one_of(st.sampled_from([10, 20, 50]), st.integers(3, 70))
 

@@ -10,7 +10,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.parser import TRAINER_DEFAULTS, parse_config
 from kvt.run.sections import TRAINER
-from kvt.system.files import CONFIGS, yaml_names
+from kvt.system import CONFIGS, yaml_names
 
 
 def test_defaults_of_the_trainer_are_lightnings():

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import kvt as package
 from kvt.cli.main import execute
-from kvt.system.console import run
+from kvt.system import run
 from tests.conftest import SMALL
 
 

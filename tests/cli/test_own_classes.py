@@ -14,7 +14,7 @@ import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.system.console import run
+from kvt.system import run
 from kvt.tasks import Task
 from kvt.tasks.schedules import cosine_warmup
 from tests.conftest import QUIET, SMALL_LISTS, slow

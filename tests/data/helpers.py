@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import TaskData
 
 

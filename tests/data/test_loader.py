@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 from kvt.data.loader import Batches, SentenceBatches, move_storage, seed_generators
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import DigitLists
 
 ROWS = st.integers(1, 60)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.data.tokens import UNK, BytePairs, Vocabulary, build_vocab, learn_pairs
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.translation import SPECIALS
 
 TEXTS = st.lists(st.sampled_from([*"abcdefgä", *SPECIALS]), max_size=60)

@@ -13,7 +13,7 @@ from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.study import runner
 from kvt.study.grid import read_grid
-from kvt.system.files import GRIDS
+from kvt.system import GRIDS
 from kvt.view.maps import Layer, collect_maps, in_words
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.helpers.in_line import InLine

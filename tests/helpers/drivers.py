@@ -17,7 +17,7 @@ import yaml
 from kvt.cli.main import main
 from kvt.run.fit import locked
 from kvt.study.grid import Run, TaskFile
-from kvt.system.files import CONFIGS
+from kvt.system import CONFIGS
 from tests.helpers.runs import read_history
 
 AXES = {

@@ -17,7 +17,7 @@ from kvt.reports.paper import paper_of
 from kvt.run import pictures
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
 from kvt.run.results import save_results
-from kvt.system.console import run
+from kvt.system import run
 from tests.helpers.drivers import fork_server, redirect_output
 
 BEGINS: dict[CodeType, str] = {

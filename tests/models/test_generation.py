@@ -10,7 +10,7 @@ from kvt.attention import QKV, AttentionFactory, KVCache
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import make_embedding
 from kvt.models.generation import beam_search, decode_sorted, greedy, sample
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.small_models import BOS, EOS, MAX_LEN, PAD, SYMBOLS, language_model, padded, some, translator
 
 LENGTHS = [5, 1, 7, 3, 3, 8]  # of the sources of a batch

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from kvt.attention.positions import sinusoid
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions, make_embedding
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.small_models import (
     DIM,
     KINDS,

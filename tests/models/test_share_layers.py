@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from kvt.attention import AttentionFactory, record_maps, symmetric_share
 from kvt.models import CausalLM
 from kvt.models.embedding import make_embedding
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import LanguageModelTask
 from tests.helpers.layers import gradients
 from tests.helpers.small_models import DIM, HEADS, MAX_LEN, SYMBOLS, language_model, some

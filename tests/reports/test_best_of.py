@@ -8,7 +8,7 @@ from kvt.reports.figures import against
 from kvt.reports.tables import tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State, table_of_results
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 GRID = {
     "tasks": ["reverse"],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown import markdown
 
-from kvt.system.quoting import Markdown, markdown_table
+from kvt.markdown import Markdown, markdown_table
 
 
 class Page(HTMLParser):

@@ -24,7 +24,7 @@ from kvt.reports.tables import Table, curves_of, tables_of
 from kvt.reports.text import at_the_ceiling, comparisons_table, results_table, steps_table, verdict_in_words
 from kvt.study.grid import TableEntry, read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import ListTask
 from kvt.tasks.metrics import ACC, Metric
 from tests.helpers.drivers import METRICS, RESULT, finish

@@ -11,8 +11,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.results import measure
 from kvt.reports.section import write_sections
 from kvt.study.grid import read_grid
-from kvt.system.console import run
-from kvt.system.files import GRIDS
+from kvt.system import GRIDS, run
 from tests.conftest import REPOSITORY
 from tests.helpers.drivers import METRICS, RESULT, finish
 from tests.study.test_command import TINY

@@ -8,9 +8,7 @@ from kvt.cli.main import execute as command
 from kvt.reports.report import write_report
 from kvt.study.grid import deduplicate, read_grid
 from kvt.study.outcomes import read_outcomes
-from kvt.system.console import run
-from kvt.system.errors import UserError
-from kvt.system.files import CONFIGS
+from kvt.system import CONFIGS, UserError, run
 from tests.helpers.drivers import finish
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -12,7 +12,7 @@ import kvt
 from kvt.cli.lightning_cli import run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.fit import make_trainer
-from kvt.system.console import run
+from kvt.system import run
 from tests.conftest import QUIET, slow
 from tests.helpers.runs import read_history, read_result
 

@@ -10,7 +10,7 @@ import torch
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
-from kvt.system.console import run
+from kvt.system import run
 from tests.conftest import CONFIGS, QUIET, SMALL
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from kvt import train
 from kvt.cli.lightning_cli import run_words
 from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.conftest import QUIET, SMALL_LISTS
 from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result, weights
 

@@ -11,7 +11,7 @@ from kvt.cli.main import execute
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.fit import fit
-from kvt.system.console import run
+from kvt.system import run
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow

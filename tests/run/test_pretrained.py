@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import nn
 
 import kvt
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import Classification, ImageTask, ListTask, Task
 from tests.conftest import QUIET
 from tests.helpers.commands import command

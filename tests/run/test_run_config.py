@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kvt import RunConfig
-from kvt.system.errors import UserError
+from kvt.system import UserError
 
 DECAYING = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
 

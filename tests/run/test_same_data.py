@@ -10,7 +10,7 @@ import torch
 
 from kvt.cli.lightning_cli import run_words
 from kvt.cli.main import execute
-from kvt.system.console import run
+from kvt.system import run
 from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies
 from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, slow, write_features, write_images, write_sentences
 from tests.data.helpers import user_error

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kvt
+from kvt import tune as hardware
 from kvt.run.fit import Result
-from kvt.system import hardware
 
 CONFIG = kvt.RunConfig.from_name("reverse").changed(
     **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},

@@ -8,8 +8,7 @@ import yaml
 
 from kvt.cli.main import command_parser, execute
 from kvt.study.grid import read_grid
-from kvt.system.console import run
-from kvt.system.files import GRIDS, yaml_names
+from kvt.system import GRIDS, run, yaml_names
 
 TINY = {
     "tasks": ["sort"],

@@ -10,8 +10,7 @@ from kvt.attention import ATTENTION
 from kvt.reports.tables import tables_of
 from kvt.run.config import RunConfig, _defaults
 from kvt.study.grid import ATTENTIONS, TaskFile, read_grid
-from kvt.system.errors import UserError
-from kvt.system.files import CONFIGS, GRIDS, find_yaml
+from kvt.system import CONFIGS, GRIDS, UserError, find_yaml
 from kvt.tasks.base import known_classes
 
 BASE = {

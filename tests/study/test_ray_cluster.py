@@ -9,7 +9,7 @@ import pytest
 
 from kvt.run.folder import LOCK
 from kvt.study.workers import Job, RayCluster
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.helpers.drivers import CONFIG, Study, alive, children, until
 
 

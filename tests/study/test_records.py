@@ -18,7 +18,7 @@ from kvt.study import records
 from kvt.study.grid import Grid, read_grid
 from kvt.study.outcomes import State, read_outcomes
 from kvt.study.records import find_outcomes, read_record, widen_record
-from kvt.system.files import write_atomically
+from kvt.system import write_atomically
 from tests.helpers.drivers import METRICS, RESULT, finish, write_run
 from tests.study.test_command import TINY, kvt
 

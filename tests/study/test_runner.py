@@ -15,7 +15,7 @@ from kvt.study.grid import read_grid
 from kvt.study.outcomes import State
 from kvt.study.runner import ATTEMPTS, Times, execute_runs, make_runs
 from kvt.study.workers import Job
-from kvt.system.quoting import MAX_LINE_CHARS
+from kvt.system import MAX_LINE_CHARS
 from tests.helpers.drivers import RESULT, Study, finish, hold, until
 from tests.helpers.in_line import InLine
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvt.system.errors import UserError
-from kvt.system.files import atomically, parse_yaml, read_yaml
+from kvt.system import UserError, atomically, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

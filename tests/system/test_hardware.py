@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from kvt.system import hardware
-from kvt.system.hardware import FLOAT32_ERROR, MetaParameters, environment
+from kvt import tune as hardware
+from kvt.system import FLOAT32_ERROR
+from kvt.tune import MetaParameters, environment
 
 
 def test_the_setting_chosen_is_accurate_to_float32():

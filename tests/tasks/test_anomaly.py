@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import AnomalyTask, SetAnomalies
 from tests.conftest import write_features
 from tests.helpers.small_models import opinionated

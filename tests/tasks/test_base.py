@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kvt
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import DigitLists, ListTask, Task, TaskData
 from kvt.tasks.metrics import Mean, Metric, by_bin
 

@@ -5,7 +5,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.translation import paper_bleu, text_scores
 from tests.conftest import SMALL
 

@@ -11,7 +11,7 @@ from torch import nn
 from kvt.attention import ATTENTION, KV, QKV, AttentionFactory
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import LearnedPositions
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import CharacterTask, NumberTask, Task, TranslationTask
 from kvt.tasks.causality import eval_mode
 from tests.conftest import SMALL

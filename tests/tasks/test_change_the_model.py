@@ -15,7 +15,7 @@ from kvt.attention import ATTENTION
 from kvt.models import ViT
 from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
 from kvt.models.vit import POOLS
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import LanguageModelTask
 from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
 from tests.helpers.small_tasks import TASKS, small_batch, small_task

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from kvt.run.config import RunConfig
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import Images, ImageTask
 
 

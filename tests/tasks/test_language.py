@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvt.data.tokens import END, IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.language import (
     Characters,
     CharacterTask,

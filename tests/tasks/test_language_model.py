@@ -17,8 +17,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
 from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs, read_tokenizer
-from kvt.system.console import run
-from kvt.system.errors import UserError
+from kvt.system import UserError, run
 from kvt.tasks import LanguageModelTask, TextTokens
 from tests.conftest import CONFIGS, QUIET, SMALL
 

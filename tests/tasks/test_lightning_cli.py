@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.model_summary import ModelSummary
 
 import kvt
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import DigitLists, ListTask, Task, TaskData
 from kvt.tasks.base import known_classes
 from tests.conftest import CONFIGS

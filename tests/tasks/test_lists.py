@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvt.attention import cycle_lengths
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.lists import DigitLists
 
 

@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 
 import kvt
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from tests.conftest import slow
 from tests.run.test_overfit import small
 

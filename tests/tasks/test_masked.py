@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvt import load
 from kvt.data.tokens import IGNORE
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import LanguageModelTask
 from kvt.tasks.language import MaskedBatches, TokenBatches
 from tests.conftest import SMALL

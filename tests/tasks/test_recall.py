@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvt.cli.lightning_cli import run_words
 from kvt.data.tokens import IGNORE
-from kvt.system.console import run
-from kvt.system.errors import UserError
+from kvt.system import UserError, run
 from kvt.tasks import Recall, RecallTask
 from kvt.tasks.recall import TASKS, distinct, mqar, slot_weights
 from tests.conftest import CONFIGS, QUIET, SMALL

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import translation as module
 from kvt.tasks.translation import SentencePairs, fit_detokenizer, join, read_pairs, splitter
 from tests.data.helpers import files_in, user_error

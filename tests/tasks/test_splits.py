@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from kvt.data.tokens import END
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import Characters, DigitLists, Images, ImageTask, SentencePairs, TextTokens, datamodule
 from tests.conftest import SMALL, SMALL_LISTS, write_images, write_sentences
 

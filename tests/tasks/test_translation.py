@@ -11,7 +11,7 @@ import torch
 
 from kvt.data.tokens import UNK
 from kvt.models.generation import greedy
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks.translation import BOS_ID, EOS_ID, SPECIALS, SentencePairs, TranslationTask, paper_bleu, unpadded
 from tests.conftest import SMALL
 

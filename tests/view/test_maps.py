@@ -19,7 +19,7 @@ import kvt
 from kvt.attention import ATTENTION, asymmetry, row_entropy
 from kvt.cli.main import main
 from kvt.run.load_checkpoint import Checkpoint, load
-from kvt.system.errors import UserError
+from kvt.system import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
 from kvt.view.maps import (
     MAX_LABELLED,

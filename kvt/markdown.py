@@ -1,49 +1,16 @@
-"""Escapes text for a shell, for a terminal and for Markdown. Only this module of kvt escapes text.
-
-CSV and JSON contain text without escapes. In the HTML page of `kvt maps`, a script inserts text from JSON.
-"""
+"""Markdown for reports and guides, in which other text is escaped. CSV and JSON contain text without escapes."""
 
 import html
 import re
 from collections.abc import Iterable, Sequence
-from shlex import quote
 from string import Formatter
 from typing import Any
 
-MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
 """Special characters of Markdown that HTML escaping leaves unchanged, and characters that make an address a link.
 
 The character _ between letters is not special.
 """
-
-
-def shell_word(text: object) -> str:
-    """Return any text as one word for a shell.
-
-    >>> print(shell_word("a.B; touch c"))
-    'a.B; touch c'
-    """
-    return quote(str(text))
-
-
-def printable(text: object, keep: str = "") -> str:
-    r"""Return a text in which escapes replace all unprintable characters except the characters in `keep`.
-
-    >>> printable("a\n\x1b[2J")
-    'a\\n\\x1b[2J'
-    """
-    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in str(text))
-
-
-def one_line(message: str) -> str:
-    r"""Return a message as one printable line. An ellipsis replaces the middle of a long message.
-
-    >>> one_line("no\n such\tfile: \x1b[2J")
-    'no such file: \\x1b[2J'
-    """
-    line, half = printable(" ".join(message.split())), MAX_LINE_CHARS // 2
-    return line if len(line) <= MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}"
 
 
 class Markdown(str):

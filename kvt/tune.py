@@ -133,7 +133,7 @@ def _float32_matmul() -> str:
 
 
 def _git_commit() -> str | None:
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[1]
     if (checkout / ".git").exists():  # an installed kvt might lie in another project's repository
         with suppress(OSError, subprocess.CalledProcessError):
             command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]

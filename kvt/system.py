@@ -1,0 +1,402 @@
+"""What all rooms of kvt use: `UserError` and checks, text for a terminal, files, and the frame of every command."""
+
+import csv
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+CONFIGS = Path(__file__).parent / "configs"  # one YAML file for each task
+GRIDS = Path(__file__).parent / "grids"  # one YAML file for each grid
+MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
+NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
+IGNORED_WARNINGS = (
+    "LeafSpec",  # deprecated in torch
+    "smaller than the logging interval",  # the end of an epoch is logged too
+    "requested to overfit",  # kvt's loaders yield the same batches in every epoch
+    "callbacks used to create the checkpoint",  # a test runs without the callbacks of fit
+    "exists and is not empty",  # a resumed run continues in its own folder
+    "missing from font",  # the picture shows a box in place of the character
+    "sync_dist=True",  # the means are synchronised before they are logged
+)
+Choice = TypeVar("Choice")
+
+
+class UserError(ValueError):
+    """An exception for a mistake in a flag, file or folder. `kvt` prints the message in one line and exits with 2."""
+
+
+def mistake_in(error: BaseException) -> UserError | OSError | None:
+    """Return the UserError or OSError that an exception is, or that it hides; None for all other exceptions.
+
+    jsonargparse raises a ValueError from some UserErrors. After an OSError, torch.save raises a RuntimeError.
+    """
+    hidden = error.__context__ if type(error) is RuntimeError else error.__cause__
+    return next((one for one in (error, hidden) if isinstance(one, UserError | OSError)), None)
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """Return the error for a `name` that is not in `known`. The message suggests the most similar known name."""
+    names = list(known)
+    nearest = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
+
+
+def choose(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
+    """Return `known[name]`; raise UserError if `known` has no such name."""
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]
+
+
+def require_positive(**numbers: float) -> None:
+    """Raise UserError unless every value is a finite number above zero."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not 0 < number < inf:
+            raise UserError(f"{name}={number} must be a number greater than 0")
+
+
+def require_probability(**numbers: float) -> None:
+    """Raise UserError unless every value is a number in [0, 1)."""
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not 0 <= number < 1:
+            raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
+
+
+def require_finite(**values: object) -> None:
+    """Raise UserError unless all numbers, also in lists, are finite, and all integers fit in 64 bits."""
+    for name, value in values.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
+                raise UserError(f"{name}={number} must be finite, and an integer must fit in 64 bits")
+
+
+def require_seed(seed: int) -> None:
+    """Raise UserError unless `seed` is an integer from 0 to 2³² − 1, which every random generator in kvt accepts."""
+    if isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
+
+
+def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
+    """Import a class and return it.
+
+    Args:
+        path: the import path, such as my_attention.NearKV.
+        flag: the flag to which the user passed the path, for messages.
+        base: the class that the imported class must be derived from.
+        known: names that the flag accepts besides import paths, for messages.
+
+    Raises:
+        UserError: the path does not lead to a subclass of `base`.
+    """
+    cls = import_object(path, flag, known)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        module_name, _, name = path.rpartition(".")
+        raise UserError(f"{flag} {path!r}: {module_name} has no {base.__name__} called {name!r}")
+    return cls
+
+
+def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
+    """Import an object and return it; None if its module has no such name. `import_class` has the same arguments."""
+    if not isinstance(path, str) or path.startswith(".") or "." not in path:
+        raise unknown(flag, path, known)
+    module_name, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module exists, but imports a missing module
+        raise UserError(f"{flag} {path!r}: no module {error.name!r} in this folder or the environment") from error
+
+
+@cache
+def argument_names(cls: type) -> frozenset[str]:
+    """Return the names of a constructor's arguments, including arguments of base classes that **kwargs passes on.
+
+    An argument that the class itself passes to its base is left out, such as `lr` in `super().__init__(spec, lr=0.25,
+    **kwargs)`.
+    """
+    from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs
+
+    added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    return frozenset(name.partition(".")[0] for name in added)
+
+
+def argument_defaults(cls: Any) -> dict[str, Any]:
+    """Return a dict from each argument of a class's constructor, or of its base classes' constructors, to its default.
+
+    The default of an argument without a default is `inspect.Parameter.empty`.
+    """
+    makers = [vars(base).get("__init__") for base in reversed(cls.__mro__)]
+    return {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+
+
+# ---- text ----
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""Return a text in which escapes replace all unprintable characters except the characters in `keep`.
+
+    >>> printable("a\n\x1b[2J")
+    'a\\n\\x1b[2J'
+    """
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in str(text))
+
+
+def one_line(message: str) -> str:
+    r"""Return a message as one printable line. An ellipsis replaces the middle of a long message.
+
+    >>> one_line("no\n such\tfile: \x1b[2J")
+    'no such file: \\x1b[2J'
+    """
+    line, half = printable(" ".join(message.split())), MAX_LINE_CHARS // 2
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[:half]} … {line[-half:]}"
+
+
+# ---- files ----
+
+
+def user_path(text: str | Path) -> Path:
+    """Return the path with ~ expanded; raise UserError if it is empty."""
+    if not str(text):
+        raise UserError("empty path: name a file or a folder; is a variable unset?")
+    return Path(text).expanduser()
+
+
+def require_writable(path: Path) -> Path:
+    """Return `path`, the value of --out; raise UserError if it is a folder, or its parent is missing or read-only."""
+    if path.is_dir():
+        raise UserError(f"--out {path} is a folder: name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--out {path}: cannot write to {path.parent}")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_folder(path: Path, flag: str, write: bool = True) -> None:
+    """Raise UserError unless `path`, the value of a flag, is a writable folder or can be created.
+
+    With `write=False`, an existing folder need not be writable, but must be readable.
+    """
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not (existing.is_dir() and os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK))):
+        kind = "writable" if write else "readable"
+        raise UserError(f"{flag} {path}: {existing} is not a {kind} folder: choose another folder")
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
+
+    After an error, the temporary file is removed and `path` is unchanged. A killed process leaves at most the temporary
+    file, named `*.tmp`.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write bytes, or text as UTF-8, to a temporary file, and rename it to `path` (see `atomically`)."""
+    with atomically(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if the file is missing or unreadable, or has no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV atomically; missing values are empty cells. Characters that UTF-8 cannot encode become escapes."""
+    with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.DictWriter(file, [*columns])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def find_yaml(named: str, folder: Path) -> Path:
+    """Return the path that the user names, or kvt's file with this name: cifar10 stands for configs/cifar10.yaml.
+
+    The user's file takes precedence. If neither file exists, the path that the user named is returned.
+    """
+    path, packaged = user_path(named), folder / f"{named}.yaml"
+    return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
+
+
+def yaml_names(folder: Path) -> list[str]:
+    """Return the sorted names of the YAML files in a folder of kvt, such as cifar10 for configs/cifar10.yaml."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def read_yaml(path: Path, name: str) -> Any:
+    """Return the content of a YAML file; see `parse_yaml`."""
+    return parse_yaml(path.read_bytes(), name)
+
+
+def parse_yaml(text: str | bytes, name: str) -> Any:
+    """Return the content of a YAML document, in which dates stay strings.
+
+    Raises a UserError that begins with `name` if the text is not YAML, or has tags of Python.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # a malformed number such as 0b_ raises ValueError
+        raise UserError(f"{name}: not readable as YAML: {error}") from error
+
+
+def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
+    """Return a dict of settings from words such as kv_heads=1. For other words, raise a UserError that names `flag`."""
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{flag} {word}: expected a name and its value, such as kv_heads=1")
+        settings[name] = parse_yaml(value, f"{flag} {word}")
+    return settings
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A SafeLoader that keeps dates as strings."""
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+
+
+# ---- commands ----
+
+
+@contextmanager
+def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
+    """Context manager: set the handler of signals, and restore the old handlers at the end.
+
+    Signals that the process ignores (SIG_IGN) stay ignored. A process that starts inside the context inherits the
+    ignored signals. Outside the main thread, this context manager changes nothing.
+    """
+    before = set_handler(handler, numbers)
+    try:
+        yield
+    finally:
+        restore_handlers(before)
+
+
+def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
+    """Set the handler of all signals that are not ignored, in the main thread only; return the old handlers."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def restore_handlers(before: Mapping[int, Any]) -> None:
+    """Restore the handlers that `set_handler` returned."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Write a note to stderr in the first DDP process. The output is unbuffered, so a signal handler may call this."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(OSError):
+            os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
+
+
+def tell(text: object, end: str = "\n") -> None:
+    """Print the output of a command. Escapes replace control characters."""
+    print(printable(text, keep=NEWLINES), end=end, flush=True)
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Return names and values in two columns.
+
+    >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
+    test/acc    0.9877
+    parameters  12,345
+    """
+    rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_readable(part)}" for name, part in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command. Exit with 2 after a UserError or OSError, printed in one line; exit with 130 after Ctrl-C."""
+    sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
+    silence_libraries()
+    os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
+    try:
+        command()
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(130)
+    except Exception as error:
+        if (mistake := mistake_in(error)) is None:
+            raise
+        print(f"error: {one_line(str(mistake))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def silence_libraries() -> None:
+    """Silence Lightning's messages below WARNING and `IGNORED_WARNINGS`; give tqdm a lock that starts no process."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", message=f".*{message}")
+    if "tqdm" in sys.modules:  # since Python 3.14, its own lock starts a process, which warns if kvt is killed
+        sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
+
+
+class OneLineParser(ArgumentParser):
+    """An argument parser that raises a one-line UserError instead of printing the usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(with_nearest(" ".join(message.split()), self._option_string_actions)) from ex
+
+
+def with_nearest(message: str, flags: Iterable[str]) -> str:
+    """Add the most similar flag to a parser's message about an unknown flag."""
+    if flag := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
+        near = get_close_matches(flag[1], [name.lstrip("-") for name in flags], n=1)
+        message += f": did you mean --{near[0]}?" if near else ": see --help"
+    return message
