@@ -1,7 +1,7 @@
 """The functions of kvt between a command line and the first forward pass of its task.
 
     python tests/way.py --attn kv                 # of `python experiments/cifar.py --attn kv`, with any of its flags
-    python tests/way.py --most 30 8 --attn kv     # exits with 1 above 30 functions or 8 files of run, commands, system and tune
+    python tests/way.py --most 30 8 --attn kv     # exits with 1 above 30 functions or 8 files of the rooms in FRONT
 
 A function is counted once, if it has a `def`. The data are a small folder of images, unless you pass --root.
 """

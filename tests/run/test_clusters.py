@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGTERM, SIGUSR1
 
 import lightning as L
 import pytest
@@ -13,8 +13,7 @@ from kvt.cli.lightning_cli import run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.fit import make_trainer
 from kvt.system import run
-from tests.conftest import QUIET, slow
-from tests.helpers.runs import read_history, read_result
+from tests.conftest import QUIET
 
 REVERSE = kvt.RunConfig.from_name("reverse").changed(
     **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},
@@ -63,23 +62,12 @@ def test_no_command_loads_a_checkpoint_that_nobody_named(slurm):
     assert Path("hpc_ckpt_1.ckpt").read_text() == "another run's"
 
 
-@pytest.mark.parametrize("number", [SIGUSR1, *slow(SIGTERM, SIGUSR2)])
-def test_a_clusters_signal_stops_a_run_resumably(slurm, capfd, number):
-    """A second one, SIGTERM when the time is up, does not end the process before the checkpoint is written."""
-    send = Send("on_train_batch_end", number, SIGTERM, step=8)
-    assert code_of(lambda: kvt.train(REVERSE, "mine", callbacks=[send])) == 128 + number
+def test_a_second_signal_does_not_end_a_run_that_saves(slurm, capfd):
+    """SLURM sends SIGTERM when the time is up."""
+    send = Send("on_train_batch_end", SIGUSR1, SIGTERM, step=8)
+    assert code_of(lambda: kvt.train(REVERSE, "mine", callbacks=[send])) == 128 + SIGUSR1
     assert capfd.readouterr().err.splitlines()[-1] == "stopped at step 8: resume with --resume mine"
     assert [path.name for path in Path().iterdir()] == ["mine"]
-    for folder in ("mine", "whole"):
-        kvt.train(REVERSE, folder, resume=folder == "mine")
-    assert read_result(Path("mine")) == read_result(Path("whole"))
-    assert read_history(Path("mine")) == read_history(Path("whole"))
-
-
-def test_a_clusters_signal_in_the_test_loses_nothing(slurm, capfd):
-    send = Send("on_test_start", SIGTERM, step=12)
-    assert code_of(lambda: kvt.train(REVERSE, "mine", callbacks=[send])) == 128 + SIGTERM
-    assert capfd.readouterr().err.splitlines()[-1] == "stopped at step 12: resume with --resume mine"
     assert "test/acc" in kvt.train(REVERSE, "mine", resume=True).metrics
 
 

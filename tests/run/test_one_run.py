@@ -1,8 +1,6 @@
 """A run is one thing: its folder, its configuration and its result belong together, however it is made."""
 
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import lightning as L
@@ -17,21 +15,10 @@ from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import UserError
 from tests.conftest import QUIET, SMALL_LISTS
-from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result, weights
+from tests.helpers.runs import checkpoint, contents, equal, read_history, read_result
 
 SIZES = {"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 1}
 REVERSE = kvt.RunConfig.from_name("reverse").changed(**SIZES, accelerator="cpu", enable_progress_bar=False)
-
-
-class Keep(L.Callback):
-    """Keeps a copy of a run's folder after its first validation, as if the run had been killed there."""
-
-    def __init__(self, folder: Path, copy: Path) -> None:
-        self.folder, self.copy = folder, copy
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if (self.folder / "checkpoints" / "last.ckpt").exists() and not self.copy.exists():
-            shutil.copytree(self.folder, self.copy)
 
 
 class FailureError(Exception):
@@ -55,32 +42,6 @@ class AsksForLoggers(L.Callback):
             self.log_dir, self.loggers = trainer.log_dir, trainer.loggers
 
 
-def killed_and_whole(config: kvt.RunConfig, root: Path) -> tuple[Path, Path]:
-    """Return the folders of a run that was killed after its first validation and resumed, and of one that was not."""
-    whole, killed = root / "whole", root / "killed"
-    kvt.train(config, whole, callbacks=[Keep(whole, killed)])
-    kvt.train(kvt.RunConfig.from_run(killed), killed, resume=True)
-    return killed, whole
-
-
-class StopAtValidation(L.Callback):
-    """Asks the run to stop, as Ctrl-C and clusters do, in the validation after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_validation_start(self, trainer, pl_module):
-        if trainer.global_step == self.step:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def early(**settings) -> kvt.RunConfig:
-    """Return a run of four epochs with `EarlyStopping`, which no validation or training pleases."""
-    init_args = {"min_delta": 10, **settings}
-    stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": init_args}
-    return REVERSE.changed(max_epochs=4, log_every_n_steps=1, threads=1, callbacks=stopping)
-
-
 def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
     result = kvt.train(REVERSE.changed(attn="qkv"))
     assert result.folder == in_tmp_dir / "lightning_logs" / "reverse" / "qkv" / "version_0"
@@ -89,29 +50,6 @@ def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
     assert read_result(result.folder) == read_result(theirs["path"].parent)
     assert {name: result.metrics[name] for name in ("val/acc", "test/acc")}.items() <= theirs.items()
     assert len(result.history) == len(read_history(result.folder))
-
-
-@pytest.mark.parametrize(
-    ("config", "steps"),
-    [
-        (early(monitor="val/loss", patience=2), 18),
-        (early(monitor="train/loss", patience=2), 18),
-        (early(monitor="val/loss", patience=1).changed(val_check_interval=0.5), 6),
-    ],
-    ids=["validation", "training", "amid an epoch"],
-)
-def test_what_reads_metrics_after_a_validation_finds_them_in_a_resumed_run(config, steps, in_tmp_dir):
-    """The last checkpoint is written after the validation, and the metrics are read at the end of the epoch."""
-    killed, whole = killed_and_whole(config, in_tmp_dir)
-    stopped = in_tmp_dir / "stopped"
-    with pytest.raises(SystemExit):
-        kvt.train(config, stopped, callbacks=[StopAtValidation(6)])
-    kvt.train(config, stopped, resume=True)
-    assert checkpoint(whole, "last")["global_step"] == steps
-    for resumed in (killed, stopped):
-        assert {**read_result(resumed), "config": None} == {**read_result(whole), "config": None}  # with defaults
-        assert read_history(resumed) == read_history(whole)
-        assert all(equal(weights(resumed, name), weights(whole, name)) for name in ("best", "last"))
 
 
 class Batches(L.Callback):
@@ -187,17 +125,9 @@ def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_
     assert more == [2 * first, 3 * first]
 
 
-def test_a_run_killed_amid_accumulated_gradients_resumes_at_a_logged_step(in_tmp_dir):
-    config = REVERSE.changed(accumulate_grad_batches=4, val_check_interval=5, log_every_n_steps=1, max_epochs=3)
-    killed, whole = killed_and_whole(config, in_tmp_dir)
-    assert read_history(killed) == read_history(whole)
-
-
 def test_double_precision_is_double_everywhere(in_tmp_dir, capsys):
-    config = REVERSE.changed(precision="64-true", max_epochs=3)
-    killed, whole = killed_and_whole(config, in_tmp_dir)
-    assert read_result(killed) == read_result(whole)
-    assert equal(weights(killed, "last"), weights(whole, "last"))
+    config = REVERSE.changed(precision="64-true")
+    whole = kvt.train(config).folder
     best = whole / "checkpoints" / "best.ckpt"
     task = kvt.load(best)
     assert {parameter.dtype for parameter in task.parameters()} == {torch.float64}

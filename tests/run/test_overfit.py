@@ -5,8 +5,7 @@ import pytest
 
 import kvt
 from tests.conftest import SMALL
-from tests.helpers.runs import equal, read_history, read_result, weights
-from tests.run.test_one_run import killed_and_whole
+from tests.helpers.runs import read_result
 
 QUIETLY = {"accelerator": "cpu", "enable_progress_bar": False}
 LASTING = {"max_epochs": 3, "max_steps": -1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
@@ -71,13 +70,6 @@ def test_what_is_learned_by_heart_is_what_is_measured(in_tmp_dir):
     lasting = {"max_epochs": 120, "check_val_every_n_epoch": 120}
     config = small("translation", overfit_batches=1, batch_size=1, warmup=30, lr=2.0, dropout=0.0, **lasting)
     assert kvt.train(config, test=False).metrics["val/bleu"] == pytest.approx(100)
-
-
-def test_it_resumes_exactly(in_tmp_dir):
-    config = small("reverse", overfit_batches=2, dropout=0.2, log_every_n_steps=1)
-    killed, whole = killed_and_whole(config, in_tmp_dir)
-    assert read_history(killed) == read_history(whole)
-    assert equal(weights(killed, "last"), weights(whole, "last"))
 
 
 def test_a_checkpoint_is_validated_as_its_run_was_with_the_same_flag(in_tmp_dir, says):
