@@ -1,16 +1,19 @@
-"""A run of two processes: a share of a metric is noted."""
+"""A run of two processes: a signal to the first one stops both; a share of a metric is noted."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGTERM
 
 import pytest
 
 from kvt.tasks import ListTask
 from kvt.tasks.metrics import Metric
 from tests.conftest import QUIET, REPOSITORY, SMALL_LISTS
+from tests.helpers.drivers import alive, children, until, wait_for_training
+from tests.helpers.runs import equal, read_history, read_result, weights
 
 pytestmark = pytest.mark.slow
 
@@ -29,18 +32,41 @@ class SharingTask(ListTask):
         self.record("val/share", float(rank()))
 
 
-def train(*words: str) -> subprocess.CompletedProcess:
+FLAGS = ["--devices=2", "--strategy=ddp", *QUIET, *SMALL_LISTS]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
     """Train with two processes."""
-    flags = ["--max_epochs=1", "--devices=2", "--strategy=ddp", *QUIET, *SMALL_LISTS, *words]
-    command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *flags]
+    command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> None:
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == code, printed
+
+
+@pytest.mark.usefixtures("in_tmp_dir")
+def test_a_signal_to_the_first_process_stops_both_within_half_a_minute_and_they_resume():
+    lasting = [*FLAGS, "--max_epochs=40", "--log_every_n_steps=1"]
+    process = start(*lasting)
+    run = wait_for_training(process)
+    (other,) = children(process.pid)
+    process.send_signal(SIGTERM)
+    until(lambda: process.poll() is not None and not alive(other), seconds=30)
+    assert process.returncode == 128 + SIGTERM
+    finish(start("--resume", str(run), "--enable_progress_bar=false"))
+    finish(start(*lasting))
+    whole = run.with_name("version_1")
+    assert read_result(run) == read_result(whole)
+    assert read_history(run) == read_history(whole)
+    assert all(equal(weights(run, name), weights(whole, name)) for name in ("best", "last"))
 
 
 @pytest.mark.usefixtures("in_tmp_dir")
 def test_a_metric_of_one_process_alone_is_noted():
-    ended = train("--model", f"{__name__}.SharingTask")
-    assert ended.returncode == 0, ended.stderr
+    finish(start(*FLAGS, "--max_epochs=1", "--model", f"{__name__}.SharingTask"))
     (path,) = Path().rglob("result.json")
     notes = json.loads(path.read_text())["notes"]
     assert notes["val/share"] == "of the first process alone, which has a part of the rows"
