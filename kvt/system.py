@@ -301,29 +301,18 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
-    """Context manager: set the handler of signals, and restore the old handlers at the end.
+    """Context manager: set the handler of signals that are not ignored, and restore the old handlers at the end.
 
-    Signals that the process ignores (SIG_IGN) stay ignored. A process that starts inside the context inherits the
-    ignored signals. Outside the main thread, this context manager changes nothing.
+    Processes that start inside the context inherit ignored signals. Only the main thread can set handlers.
     """
-    before = set_handler(handler, numbers)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
-        restore_handlers(before)
-
-
-def set_handler(handler: Any, numbers: Sequence[int]) -> dict[int, Any]:
-    """Set the handler of all signals that are not ignored, in the main thread only; return the old handlers."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heard}
-
-
-def restore_handlers(before: Mapping[int, Any]) -> None:
-    """Restore the handlers that `set_handler` returned."""
-    for number, handler in before.items():
-        signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
 """Trains the runs of a grid that are not done yet."""
 
 import os
+import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,9 +20,10 @@ from kvt.run.folder import LAST, empty, is_in_use
 from kvt.study.grid import Run, varying_settings
 from kvt.study.outcomes import ERROR, TERMINAL, Outcome, Outcomes, State, read_outcome, tally
 from kvt.study.workers import Job, LocalWorkers, RayCluster, claimed, write_error
-from kvt.system import UserError, printable, require_folder, require_positive, say, tell, user_path
+from kvt.system import UserError, printable, require_folder, require_positive, say, signals_handled, tell, user_path
 from kvt.tune import cores
 
+CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # announce that a cluster will end a process
 ATTEMPTS = 3  # a run fails after this number of deaths of its process without a new checkpoint in between
 PAUSE = 1.0  # seconds between two checks whether another study has ended a run
 
@@ -82,7 +84,8 @@ def make_runs(
         raise UserError(f"--folder {root}: cannot lock files there ({error}): choose another folder") from error
     left = {run.name: run for run in todo}
     try:
-        with closing(LocalWorkers(workers) if ray is None else RayCluster(ray)) as engine:
+        engine = LocalWorkers(workers) if ray is None else RayCluster(ray)
+        with closing(engine), signals_handled(_stop, CLUSTER_SIGNALS):
             for run, outcome in execute_runs(todo, root, engine):
                 del left[run.name]
                 states[run.name] = outcome.state
@@ -95,6 +98,10 @@ def make_runs(
         raise
     tell(tally(states.values()))
     return sum(state == State.FAILED for state in states.values())
+
+
+def _stop(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def forget(run: Run, root: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_signals_of_clusters_end_no_run_without_a_checkpoint(study):
     os.kill(driver.process.pid, signal.SIGUSR1)
     assert driver.join() == 128 + signal.SIGUSR1
     assert sorted(stops()) == [1, 2]
-    assert driver.printed.splitlines()[-1] == "stopped"
+    assert driver.printed.splitlines()[-1] == "2 of 2 runs are left: the same command continues them"
     until(lambda: not driver.workers)
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from kvt import tune as hardware
-from kvt.system import FLOAT32_ERROR
-from kvt.tune import MetaParameters, environment
+from kvt.tune import FLOAT32_ERROR, MetaParameters, environment
 
 
 def test_the_setting_chosen_is_accurate_to_float32():
