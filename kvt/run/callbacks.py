@@ -13,7 +13,6 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -260,22 +259,17 @@ class ProgressBar(TQDMProgressBar):
     """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
 
     The callback prints a line after each epoch and after each validation within an epoch. Without a terminal, it prints
-    these lines alone. A notebook shows only the bar of training, without a second bar for validation.
+    these lines alone.
     """
 
     BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        in_notebook = "ipykernel" in sys.modules
-        self.shows_one = in_notebook and trainer.state.fn == TrainerFn.FITTING
         self.printed = -1  # the step at which the last line was printed
-        self.has_bar = in_notebook or bool(sys.stdout and sys.stdout.isatty())
+        self.has_bar = bool(sys.stdout and sys.stdout.isatty())
         if not self.has_bar:
             self.disable()
         super().setup(trainer, pl_module, stage)
-
-    def init_validation_tqdm(self) -> Tqdm:
-        return Tqdm(disable=True) if self.shows_one else super().init_validation_tqdm()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         super().on_train_epoch_end(trainer, pl_module)
@@ -298,8 +292,8 @@ class ProgressBar(TQDMProgressBar):
     def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        shown = [name for name in ("train/loss", pl_module.monitor) if name in metrics]
-        others = [name for name in metrics if name not in shown]
-        others.sort(key=lambda name: (name.endswith("_per_second"), not name.startswith("train/")))
-        short = {name: name.removeprefix("train/").replace("_per_second", "/s") for name in [*shown, *others]}
-        return {title: metrics[name] for name, title in short.items()}
+        first = ("train/loss", pl_module.monitor)
+        names = sorted(
+            metrics, key=lambda name: (name not in first, name.endswith("_per_second"), "train/" not in name)
+        )
+        return {name.removeprefix("train/").replace("_per_second", "/s"): metrics[name] for name in names}

@@ -18,6 +18,7 @@ from filelock import FileLock
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -218,6 +219,8 @@ def make_trainer(cli: KvtCLI, callbacks: Sequence[L.Callback] = (), **changes: A
         isinstance(one, theirs.ProgressBar) for one in asked
     ):
         asked.append(ProgressBar(refresh_rate=20))
+    if SLURMEnvironment.detect() and not settings.get("plugins"):  # kvt's runs resume by --resume alone
+        settings["plugins"] = [SLURMEnvironment(auto_requeue=False)]
     try:
         trainer = L.Trainer(**settings, callbacks=asked)
     except (MisconfigurationException, ArithmeticError, ImportError, TypeError, ValueError) as error:
