@@ -7,7 +7,7 @@ kvt, or if the user also names it.
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from shlex import quote
 from typing import Any, TypeVar
 
 import torch
+import yaml
 from safetensors.torch import load as load_weights
 from torch import Tensor
 
@@ -82,7 +83,7 @@ class Checkpoint:
         ours = attn is None or attn == own or (isinstance(attn, str) and attn in ATTENTION)
         if name == "model" and not ours:
             raise self._not_ours("attn", str(attn))
-        if "class_path" in json.dumps(settings):  # the parser would import the class
+        if not _is_plain(settings):
             raise self.error(f"names a class in its settings of {name}: pass the settings by --config")
         if name == "data":
             measured = section_class("data", path).measured
@@ -107,7 +108,7 @@ class Checkpoint:
         """
         asked = self.saved["config"].get("optimizer") or {}
         is_torchs = str(asked.get("class_path")).rpartition(".")[0] == "torch.optim"
-        return asked if is_torchs and "class_path" not in json.dumps(asked.get("init_args")) else None
+        return asked if is_torchs and _is_plain(asked.get("init_args")) else None
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
@@ -217,6 +218,16 @@ class Checkpoint:
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {quote(f'{name:.100}')}"
         return self.error(f"uses {name:.100}, which is not part of kvt: {remedy}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value names no class. The parser reads text as YAML, and imports the class of a `class_path`."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError, ValueError):
+            return not isinstance(yaml.safe_load(value), dict | list)
+        return True
+    parts = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return not (isinstance(value, dict) and "class_path" in value) and all(map(_is_plain, parts))
 
 
 def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
