@@ -14,8 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import main
+from kvt.commands import main, run_words
 from kvt.data.images import open_images
 from kvt.run.pictures import Shown
 from kvt.system import hardware

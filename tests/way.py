@@ -1,7 +1,7 @@
 """The functions of kvt between a command line and the first forward pass of its task.
 
     python tests/way.py --attn kv                 # of `python experiments/cifar.py --attn kv`, with any of its flags
-    python tests/way.py --most 30 8 --attn kv     # exits with 1 above 30 functions or 8 files of run, cli and system
+    python tests/way.py --most 30 8 --attn kv     # exits with 1 above 30 functions or 8 files of run, commands, system
 
 A function is counted once, if it has a `def`. The data are a small folder of images, unless you pass --root.
 """
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
-FRONT = ("run", "cli", "system")
+FRONT = ("run", "commands.py", "system")
 entered: dict[str, list[str]] = {}
 
 
@@ -51,7 +51,7 @@ def main(words: list[str]) -> NoReturn:
             runpy.run_path(str(REPOSITORY / sys.argv[0]), run_name="__main__")
     front = [len(names) for file, names in entered.items() if file.split("/")[0] in FRONT]
     total = sum(map(len, entered.values()))
-    print(f"{sum(front)} functions in {len(front)} files of kvt/run, kvt/cli, kvt/system;", end=" ")
+    print(f"{sum(front)} functions in {len(front)} files of kvt/run, kvt/commands.py, kvt/system;", end=" ")
     print(f"{total} in {len(entered)} of kvt")
     for file, names in entered.items():
         print(f"{file}: {len(names)}: {', '.join(names)}")

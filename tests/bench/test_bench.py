@@ -13,7 +13,7 @@ from torch import nn
 from kvt import bench as benchmark
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench import cache_bytes_per_token, compare, count_flops, draw, paper_formulas, peak_bytes, steps, timed
-from kvt.cli.main import main
+from kvt.commands import main
 from kvt.system import hardware
 
 N, D, H, M = 12, 16, 4, 10

@@ -67,7 +67,7 @@ def test_a_run_that_is_being_made_is_running(says):
 
 SPOILED = {
     "half a result": lambda run: (run / "result.json").write_text('{"seed": '),
-    "no name of a metric": lambda run: change(run / "result.json", '"val/loss": 1.75', '"monitor": ["val/loss"]'),
+    "no number": lambda run: change(run / "result.json", '"val/loss": 1.75', '"val/loss": "low"'),
     "folder": lambda run: (run / "result.json").unlink() or (run / "result.json").mkdir(),
 }
 
