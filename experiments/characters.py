@@ -1,6 +1,6 @@
 """Model the text of Shakespeare, or your own text (--text), character by character, with any attention."""
 
-from kvt.cli.lightning_cli import experiment
+from kvt.commands import experiment
 
 if __name__ == "__main__":
     experiment(__file__, __doc__ or "", ["characters"])

@@ -1,6 +1,6 @@
 """Classify MNIST or FashionMNIST with a vision transformer of any attention."""
 
-from kvt.cli.lightning_cli import experiment
+from kvt.commands import experiment
 
 if __name__ == "__main__":
     experiment(__file__, __doc__ or "", ["mnist", "fashion_mnist"], option="dataset")

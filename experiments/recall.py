@@ -1,6 +1,6 @@
 """Recall earlier tokens of a sequence with any attention: recall tasks, induction heads and copying."""
 
-from kvt.cli.lightning_cli import experiment
+from kvt.commands import experiment
 
 if __name__ == "__main__":
     tasks = ["mqar", "associative_recall", "induction", "selective_copy"]

@@ -4,6 +4,6 @@ import sys
 
 if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))  # the working directory comes last, as for `kvt`, so that no file hides a package
-    from kvt.cli.main import main
+    from kvt.commands import main
 
     main()

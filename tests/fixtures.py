@@ -15,8 +15,7 @@ import torch
 from hypothesis import settings
 
 from kvt import tune as hardware
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import main
+from kvt.commands import main, run_words
 from kvt.data.images import open_images
 from kvt.run.pictures import Shown
 from kvt.system import run

@@ -10,7 +10,7 @@ import torch
 
 import kvt as package
 from kvt.attention import AttentionFactory
-from kvt.cli.main import execute
+from kvt.commands import execute
 from kvt.models import ViT
 from kvt.system import UserError
 from kvt.tasks import DigitLists, ListTask

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from kvt.cli.lightning_cli import TRAINING, run_words
-from kvt.cli.main import COMMANDS as OTHER_COMMANDS
-from kvt.cli.main import main
+from kvt.commands import COMMANDS as OTHER_COMMANDS
+from kvt.commands import TRAINING, main, run_words
 from kvt.study.grid import read_grid
 from kvt.study.records import widen_record
 from kvt.system import run
@@ -142,7 +141,7 @@ def test_commands(command, monkeypatch):
 
 WALK = """
 import json, sys
-from kvt.cli.main import main
+from kvt.commands import main
 
 for words in json.loads(sys.argv[1]):
     sys.argv = words

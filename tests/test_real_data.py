@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import execute
+from kvt.commands import execute, run_words
 from kvt.data.images import open_images
 from kvt.data.tokens import IGNORE
 from kvt.system import run

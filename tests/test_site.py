@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
+from kvt.commands import COMMANDS, LIGHTNING, command_parser
 from kvt.run.config import RunConfig
 from tests.conftest import CONFIGS, REPOSITORY
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
-FRONT = ("run", "cli", "commands.py", "system.py", "tune.py")
+FRONT = ("run", "commands.py", "system.py", "tune.py")
 entered: dict[str, list[str]] = {}
 
 

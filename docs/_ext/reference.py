@@ -15,8 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from kvt.cli.lightning_cli import RUN_FLAGS, experiment
-from kvt.cli.main import COMMANDS, LIGHTNING, command_parser
+from kvt.commands import COMMANDS, LIGHTNING, RUN_FLAGS, command_parser, experiment
 from kvt.run.config import RunConfig
 from kvt.run.parser import HELP, settings_parser
 from kvt.run.sections import BUILT
@@ -51,7 +50,7 @@ def call_of(script: Path) -> dict[str, Any] | None:
     """Return the arguments of `experiment` that a script of experiments/ calls it with; None if it is another kind."""
     if "import experiment\n" not in script.read_text():
         return None
-    with patch("kvt.cli.lightning_cli.experiment") as called:
+    with patch("kvt.commands.experiment") as called:
         runpy.run_path(str(script), run_name="__main__")
     return signature(experiment).bind(*called.call_args.args, **called.call_args.kwargs).arguments
 

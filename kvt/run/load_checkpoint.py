@@ -19,10 +19,12 @@ import yaml
 from safetensors.torch import load as load_weights
 from torch import Tensor
 
-from kvt.attention import ATTENTION
+from kvt.attention import ATTENTION, Attention
+from kvt.attention.convert import FROM, HOW, TO, convert_layer
+from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.data.tensor_files import read_tensors
 from kvt.run.sections import BUILT, Config
-from kvt.system import UserError, argument_names, user_path
+from kvt.system import UserError, argument_names, unknown, user_path
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import MODEL, SETTINGS, known_classes
 from kvt.tasks.datamodule import section_class
@@ -267,6 +269,43 @@ def _read_folder(path: Path) -> dict[str, Any]:
     stored = load_weights((path / MODEL).read_bytes())
     tied = {name: stored[other] for name, other in settings["tied"].items()}
     return {"epoch": 0, "global_step": 0, **settings, "state_dict": stored | tied}
+
+
+def convert_checkpoint(checkpoint: Checkpoint, attn: str, how: str, attn_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint whose layers have the attention `attn`, without a state of the optimiser.
+
+    Args:
+        checkpoint: the checkpoint to convert; its attention is one of `FROM`.
+        attn: the new attention, one of `TO`.
+        how: how projections are merged, one of `HOW`.
+        attn_kwargs: arguments of the new attention. Other arguments keep their values.
+    """
+    for flag, name, choice in (("--attn", attn, TO), ("--how", how, HOW)):
+        if name not in choice:
+            raise unknown(flag, name, choice)
+    if (old := checkpoint.section("model")["init_args"].get("attn")) not in FROM:
+        raise checkpoint.error(f"attn={old} has weights that cannot be converted: convert runs of {', '.join(FROM)}")
+    source: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
+    takes = keyword_arguments(find_attention(attn))
+    kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
+    asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **attn_kwargs} or None}
+    if source.hparams.get("match"):  # keeps the width that the setting `match` chose in training
+        asked |= {"match": None, "expansion": source.expansion}
+    target = type(source)(**{**source.hparams, **asked}).to(source.dtype)
+    ours, theirs = target.state_dict(), source.state_dict()
+    same = {name: theirs[name] for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
+    if lacking := [name for name in ours if name not in same and ".projection." not in name]:
+        raise UserError(f"--attn {attn}: {old} has no weight {lacking[0].rpartition('.')[2]} to copy")
+    target.load_state_dict(same, strict=False)
+    layers = ([part for part in task.modules() if isinstance(part, Attention)] for task in (source, target))
+    for old_layer, new_layer in zip(*layers, strict=True):
+        convert_layer(old_layer, new_layer, how)
+    saved = checkpoint.saved
+    model = saved["config"]["model"]
+    config = saved["config"] | {"model": {**model, "init_args": {**model["init_args"], **asked}}, "ckpt_path": None}
+    new = {"hyper_parameters": {**saved["hyper_parameters"], **asked}, "config": config, "metrics": {}}
+    data = {name: saved[name] for name in ("datamodule_hyper_parameters",) if name in saved}
+    return data | new | {"state_dict": target.state_dict(), "epoch": 0, "global_step": 0}
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:

@@ -26,7 +26,7 @@ from kvt.run.config import RunConfig
 from kvt.run.sections import GROUPS, PARTS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
-from kvt.system import UserError, printable, read_yaml, say, write_atomically
+from kvt.system import UserError, printable, read_yaml, say, user_path, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
 MANIFEST = "manifest.json"  # replaces record.yaml in records of version 0.1
@@ -51,21 +51,24 @@ class Record(NamedTuple):
 
 
 def find_outcomes(
-    runs: Sequence[Run], folders: Iterable[Path], known: Iterable[Outcome] = ()
+    runs: Sequence[Run], folders: Iterable[str | Path], known: Iterable[Outcome] = ()
 ) -> dict[str, list[Outcome]]:
     """Return a dict from a run's name to its outcomes, read from folders that contain runs or records at any depth.
 
     A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
     come first. A result that continued from a checkpoint belongs to no run. The function prints a note for each damaged
-    run, which is left out, and the number of runs in each of several folders. Raises UserError if the folders have no
-    result of the runs.
+    run, which is left out, and the number of runs in each of several folders. Raises UserError if a folder does not
+    exist, or if the folders have no result of the runs.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
     found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
     seen = set()
     counts: dict[str, int] = {}
-    for folder, outcomes in {"": known, **{str(folder): _outcomes(folder) for folder in folders}}.items():
+    paths = [user_path(folder) for folder in folders]
+    if strange := [path for path in paths if not path.is_dir()]:
+        raise UserError(f"--from {strange[0]}: is not a folder")
+    for folder, outcomes in {"": known, **{str(path): _outcomes(path) for path in paths}}.items():
         names = set()
         for outcome in outcomes:
             config = outcome.config
@@ -99,7 +102,7 @@ def is_record(folder: Path) -> bool:
     return (folder / RECORD).is_file() or (folder / MANIFEST).is_file()
 
 
-def widen_record(grid: Grid, folder: Path, sources: Sequence[Path]) -> str:
+def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
     """Add results of a grid, from folders of runs and from other records, to a record; return a line with run counts.
 
     Rows have the order of the grid. Rows of runs that are no longer in the grid come last. If there are no new results,

@@ -14,7 +14,7 @@ from kvt import bench as benchmark
 from kvt import tune as hardware
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.bench import cache_bytes_per_token, compare, count_flops, draw, paper_formulas, peak_bytes, steps, timed
-from kvt.cli.main import main
+from kvt.commands import main
 
 N, D, H, M = 12, 16, 4, 10
 LITERAL = "kvt.attention.literal.LiteralKVPos"

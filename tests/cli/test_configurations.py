@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from lightning import Trainer
 
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.parser import TRAINER_DEFAULTS, parse_config
 from kvt.run.sections import TRAINER

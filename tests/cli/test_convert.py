@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import kvt as package
-from kvt.cli.main import execute
+from kvt.commands import execute
 from kvt.system import run
 from tests.conftest import SMALL
 

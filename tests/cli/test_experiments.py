@@ -14,8 +14,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import main
+from kvt.commands import main, run_words
 from kvt.run.fit import new_folder
 from kvt.run.load_checkpoint import read_checkpoint
 from kvt.tasks import ImageTask

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from kvt.cli.main import main
+from kvt.commands import main
 from tests.conftest import QUIET, REPOSITORY
 
 OWN = """

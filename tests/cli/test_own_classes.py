@@ -11,8 +11,7 @@ import torch
 import yaml
 
 import kvt
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import execute
+from kvt.commands import execute, run_words
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import run
 from kvt.tasks import Task

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from kvt.cli.main import COMMANDS
+from kvt.commands import COMMANDS
 
 HEAVY = ("torch", "lightning", "numpy", "pandas", "scipy", "matplotlib")
 ONE_AFTER_THE_OTHER = """
 import json, sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from kvt.cli.main import main
+from kvt.commands import main
 
 for words in json.loads(sys.argv[1]):
     sys.argv = ["kvt", *words]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kvt.attention import row_entropy
-from kvt.cli.main import execute as command
+from kvt.commands import execute as command
 from kvt.grids.figure3 import draw_maps
 from kvt.reports.names import label
 from kvt.run.load_checkpoint import Checkpoint, load

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvt.cli.main import main
+from kvt.commands import main
 from tests.helpers.drivers import fork_server
 
 MAX_SECONDS = 120  # that a command may take

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from kvt.cli.main import main
+from kvt.commands import main
 from kvt.run.fit import locked
 from kvt.study.grid import Run, TaskFile
 from kvt.system import CONFIGS
@@ -169,7 +169,7 @@ def hold(folder: Path) -> Callable[[], None]:
 def fork_server() -> Any:
     """Return a context whose processes are forked from one that has everything imported."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvt.cli.lightning_cli", "kvt.study.runner", "tests.helpers.commands"])
+    context.set_forkserver_preload(["kvt.run.fit", "kvt.study.runner", "tests.helpers.commands"])
     return context
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.reports.paper import paper_of
 from kvt.run import pictures
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.main import execute as command
+from kvt.commands import execute as command
 from kvt.data.published import UNPUBLISHED
 from kvt.reports.comparisons import CEILING, CHANCE, SILENT, Compared, cells_of, comparisons, with_means
 from kvt.reports.figures import bars

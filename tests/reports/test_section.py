@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.main import execute as command
+from kvt.commands import execute as command
 from kvt.reports.results import measure
 from kvt.reports.section import write_sections
 from kvt.study.grid import read_grid

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.main import execute as command
+from kvt.commands import execute as command
 from kvt.reports.report import write_report
 from kvt.study.grid import deduplicate, read_grid
 from kvt.study.outcomes import read_outcomes

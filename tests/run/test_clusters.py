@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 
 import kvt
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.fit import make_trainer
 from kvt.system import run

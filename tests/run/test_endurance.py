@@ -14,7 +14,7 @@ from typing import ClassVar
 import lightning as L
 import pytest
 
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.run.callbacks import RunCallback
 from tests.conftest import CONFIGS, QUIET, SMALL
 

@@ -10,7 +10,7 @@ import yaml
 
 import kvt
 from kvt import train
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import UserError

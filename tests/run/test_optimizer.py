@@ -6,8 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import execute
+from kvt.commands import execute, run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.fit import fit

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvt.cli.lightning_cli import run_words
-from kvt.cli.main import execute
+from kvt.commands import execute, run_words
 from kvt.system import run
 from kvt.tasks import Characters, Images, SentencePairs, SetAnomalies
 from tests.conftest import QUIET, SMALL, SMALL_IMAGES, TINY, slow, write_features, write_images, write_sentences

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvt.cli.main import command_parser, execute
+from kvt.commands import command_parser, execute
 from kvt.study.grid import read_grid
 from kvt.system import GRIDS, run, yaml_names
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvt.cli.main import execute as command
+from kvt.commands import execute as command
 from kvt.reports.report import write_report
 from kvt.study import runner, workers
 from kvt.study.grid import read_grid

@@ -88,7 +88,7 @@ def test_each_process_of_a_slurm_job_makes_whole_runs(study):
 
 
 def test_ctrl_c_stops_everything_in_one_line(study, uninterrupted):
-    command = [sys.executable, "-c", "from kvt.cli.main import main; main()", *study.words()]  # as a shell starts it
+    command = [sys.executable, "-c", "from kvt.commands import main; main()", *study.words()]  # as a shell starts it
     driver = subprocess.Popen(command, cwd=study.root, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: study.finished)
     started = descendants(driver.pid)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.cli.lightning_cli import run_words
+from kvt.commands import run_words
 from kvt.data.tokens import IGNORE
 from kvt.system import UserError, run
 from kvt.tasks import Recall, RecallTask

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import kvt
 from kvt.attention import ATTENTION, asymmetry, row_entropy
-from kvt.cli.main import main
+from kvt.commands import main
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.system import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvt.attention import QKV
-from kvt.cli.main import main
+from kvt.commands import main
 from kvt.run.load_checkpoint import load
 from kvt.tasks import TaskData
 from kvt.view import maps

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kvt.cli.main import execute
+from kvt.commands import execute
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.view.maps import Example, Layer, collect_maps, describe
 from kvt.view.viewer import LEVELS, TEMPLATE, save_page
