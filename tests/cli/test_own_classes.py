@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from kvt.commands import execute, run_words
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import run
 from kvt.tasks import Task
-from kvt.tasks.schedules import cosine_warmup
-from tests.conftest import QUIET, SMALL_LISTS, slow
+from tests.conftest import QUIET, SMALL_LISTS
 
 OWN = '''
 from kvt.attention import KV
@@ -111,33 +109,18 @@ class Lists(DigitLists):
         super().__init__(length=8, train_size=64, val_size=16, test_size=16, batch_size=16)
 
 
-class Fixed(ListTask):
-    """A task without a setting."""
-
-    def __init__(self, spec):
-        super().__init__(spec, dim=16)
-
-
 class Scaled(ListTask):
     """A task that gives its base other values than it takes."""
 
     def __init__(self, spec, lr: float = 0.5, warmup: int = 10, **kwargs):
         super().__init__(spec, lr=lr / 2, warmup=2 * warmup, **kwargs)
 '''
-MODULES = {"own_task": OWN, "settled": SETTLED}
 
 
-@pytest.mark.parametrize(
-    ("task", "flags", "rate"),
-    [
-        ("Scaled", ["--dim", "16", "--lr", "0.4"], 0.2),
-        *slow(("Fixed", [], 0.001)),
-    ],
-)
-def test_classes_that_settle_arguments_go_through_every_door(own, task, flags, rate):
+def test_classes_that_settle_arguments_go_through_every_door(own):
     """From the command line, and from a checkpoint."""
-    classes = ["--model", f"settled.{task}", "--data", "settled.Lists"]
-    run(lambda: run_words(["run", *classes, *flags, "--max_epochs", "1", *QUIET]))
+    classes = ["--model", "settled.Scaled", "--data", "settled.Lists"]
+    run(lambda: run_words(["run", *classes, "--dim", "16", "--lr", "0.4", "--max_epochs", "1", *QUIET]))
     folder = next(Path().rglob("result.json")).parent
     best = str(folder / "checkpoints" / "best.ckpt")
     for command in ("validate", "test", "predict"):
@@ -146,20 +129,9 @@ def test_classes_that_settle_arguments_go_through_every_door(own, task, flags, r
     (folder / "result.json").unlink()
     run(lambda: run_words(["fit", "--resume", str(folder)]))
     execute("maps", ["--ckpt_path", best, *classes])
-    loaded = kvt.load(best, model=f"settled.{task}")
-    assert loaded.lr == rate
+    assert kvt.load(best, model="settled.Scaled").lr == 0.2
     state = torch.load(folder / "checkpoints" / "last.ckpt")
-    assert state["optimizer_states"][0]["param_groups"][0]["initial_lr"] == rate
-
-
-def test_a_model_is_trained_with_what_the_base_is_given(own):
-    from settled import Scaled
-
-    task = Scaled({"vocab_size": 10, "length": 6}, warmup=5)
-    task.trainer = SimpleNamespace(estimated_stepping_batches=100)
-    made = task.configure_optimizers()
-    assert made["optimizer"].param_groups[0]["initial_lr"] == 0.25
-    assert made["lr_scheduler"]["scheduler"].lr_lambdas[0](5) == pytest.approx(cosine_warmup(10, 100)(5))
+    assert state["optimizer_states"][0]["param_groups"][0]["initial_lr"] == 0.2
 
 
 WRONG = """
@@ -184,6 +156,7 @@ class Vector(ListTask):
         metrics = super().compute_metrics(batch)
         return {**metrics, "acc": metrics["acc"].expand(3)}
 """
+MODULES = {"own_task": OWN, "settled": SETTLED, "wrong": WRONG}
 MISTAKES = [
     ("attn", "Narrow", "Narrow.forward"),
     ("model", "Negative", "Negative.num_predictions"),
@@ -192,17 +165,9 @@ MISTAKES = [
 ]
 
 
-@pytest.fixture
-def train_wrongly(in_tmp_dir, monkeypatch):
-    """Return what trains with one of the classes of `WRONG`."""
-    (in_tmp_dir / "wrong.py").write_text(WRONG)
-    monkeypatch.syspath_prepend(str(in_tmp_dir))
-    monkeypatch.delitem(sys.modules, "wrong", raising=False)
-    small = [*SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16", "--batch_size", "2", "--heads", "2"]
-    return lambda flag, name: run(lambda: run_words(["fit", "--config", "sort", f"--{flag}", f"wrong.{name}", *small]))
-
-
 @pytest.mark.parametrize(("flag", "name", "told"), MISTAKES, ids=[name for _, name, _ in MISTAKES])
-def test_what_would_train_wrongly_is_one_line_that_names_the_method(train_wrongly, mistake, flag, name, told):
-    assert told in mistake(lambda: train_wrongly(flag, name))
+def test_what_would_train_wrongly_is_one_line_that_names_the_method(own, mistake, flag, name, told):
+    small = [*SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16", "--batch_size", "2", "--heads", "2"]
+    words = ["fit", "--config", "sort", f"--{flag}", f"wrong.{name}", *small]
+    assert told in mistake(lambda: run(lambda: run_words(words)))
     assert not list(Path().rglob("result.json"))

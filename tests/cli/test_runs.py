@@ -65,21 +65,9 @@ def test_a_run_that_is_being_made_is_running(says):
     assert "stopped" in listed(says)["version_0"]
 
 
-SPOILED = {
-    "half a result": lambda run: (run / "result.json").write_text('{"seed": '),
-    "no number": lambda run: change(run / "result.json", '"val/loss": 1.75', '"val/loss": "low"'),
-    "folder": lambda run: (run / "result.json").unlink() or (run / "result.json").mkdir(),
-}
-
-
-def change(path: Path, old: str, new: str) -> None:
-    path.write_text(path.read_text().replace(old, new, 1))
-
-
-@pytest.mark.parametrize("how", SPOILED)
-def test_one_spoiled_run_does_not_stop_the_list(says, how):
+def test_one_spoiled_run_does_not_stop_the_list(says):
     sound, spoiled = make("a"), make("b")
-    SPOILED[how](spoiled)
+    (spoiled / "result.json").write_text('{"seed": ')
     lines = listed(says)
     assert {*lines} == {sound.name, spoiled.name}
     assert "finished" in lines["a"]
