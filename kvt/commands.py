@@ -19,25 +19,10 @@ import yaml
 from docstring_parser import parse
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from kvt import system
 from kvt.run.config import RunConfig, bare, in_short, read_configs
 from kvt.run.folder import is_in_use, run_folder, run_of_checkpoint
-from kvt.system import (
-    GRIDS,
-    OneLineParser,
-    UserError,
-    find_yaml,
-    parse_settings,
-    printable,
-    require_folder,
-    require_positive,
-    run,
-    silence_libraries,
-    table,
-    tell,
-    unknown,
-    user_path,
-    yaml_names,
-)
+from kvt.system import UserError, printable, run, tell, unknown, user_path
 from kvt.version import __version__
 
 COMMANDS = {  # maps a command to the import path of its function and to its line in `kvt --help`
@@ -100,7 +85,7 @@ def generate(
     """
     from kvt.tasks.language import LanguageTask
 
-    require_positive(num_samples=num_samples)
+    system.require_positive(num_samples=num_samples)
     # does not call `tune`: for a batch of one, torch's default matrix products are twice as fast as oneDNN's
     _, task = _load(ckpt_path, LanguageTask, tuned=False, attn=attn, model=model)
     for number in range(num_samples):
@@ -184,7 +169,7 @@ def maps(
     from kvt.view import maps as plots
     from kvt.view.viewer import ENDING, save_page
 
-    require_positive(examples=examples)
+    system.require_positive(examples=examples)
     endings = [ENDING] if html else [*plots.FORMATS, ENDING]
     path = plots.require_ending(user_path(f"maps{endings[0]}" if out is None else out), endings)
     is_page = path.suffix.lower() == ENDING
@@ -286,15 +271,14 @@ def convert(
     import torch
 
     from kvt.run.load_checkpoint import Checkpoint, convert_checkpoint
-    from kvt.system import atomically, require_writable
 
     if len(runs) != 1:
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
-    path = require_writable(user_path(out or f"{attn}.ckpt"))
+    path = system.require_writable(user_path(out or f"{attn}.ckpt"))
     if own := run_of_checkpoint(path):
         raise UserError(f"--out {path}: is inside the folder of the run {own}: choose another folder")
     converted = convert_checkpoint(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs)
-    with atomically(path) as part, part.open("wb") as file:
+    with system.atomically(path) as part, part.open("wb") as file:
         torch.save(converted, file)
     tell(printable(path))
 
@@ -338,7 +322,7 @@ def study_run(
         from_: records, or folders of runs. The command does not train runs again that these folders contain.
     """
     if print_grid:
-        return tell("\n".join(find_yaml(grid, GRIDS).read_text() for grid in grids))
+        return tell("\n".join(system.find_yaml(grid, system.GRIDS).read_text() for grid in grids))
     how: Any = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
     _exit(_make(_read(grids, scale, only, set_), user_path(folder).resolve(), from_=from_, **how))
 
@@ -374,7 +358,7 @@ def study_report(
 
     root = user_path(folder).resolve()
     targets = _targets(parsed, root, out)
-    require_folder(root, "--folder", write=False)
+    system.require_folder(root, "--folder", write=False)
     outcomes = [find_outcomes(chosen, from_) if from_ else read_outcomes(grid.runs, root) for grid in parsed]
     _report(parsed, outcomes, targets, None if from_ else root, format == "pdf")
 
@@ -395,7 +379,7 @@ def study_record(*grids: str, out: str, scale: str | None = None, from_: list[st
     (grid,), _ = _read(grids, scale)
     from kvt.study.records import widen_record
 
-    require_folder(target := user_path(out), "--out")
+    system.require_folder(target := user_path(out), "--out")
     tell(widen_record(grid, target, from_))
 
 
@@ -432,14 +416,14 @@ def reproduce(
         only: train only the runs with these settings, such as --only task=sort dim=64. The reports contain all finished
             runs. table1 ignores these settings.
     """
-    known = [*yaml_names(GRIDS), TABLE1]
+    known = [*system.yaml_names(system.GRIDS), TABLE1]
     chosen = known if all else [*dict.fromkeys(names)]
     if not chosen:
         raise UserError(f"pass tables or figures, or --all: {', '.join(known)}")
     if strange := [name for name in chosen if name not in known]:
         raise unknown("table or figure", strange[0], known)
     root, failed = user_path(folder).resolve(), 0
-    if grids := [str(GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
+    if grids := [str(system.GRIDS / f"{name}.yaml") for name in chosen if name != TABLE1]:
         how: Any = {"workers": workers, "ray": ray, "retry_failed": retry_failed, "dry_run": dry_run, "listed": list}
         failed = _make(_read(grids, scale, only), root, reports=True, **how)
     if TABLE1 in chosen and (dry_run or list):
@@ -464,7 +448,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
     for grid in grids:
         require_report(grid)
     chosen = deduplicate([run for grid in grids for run in grid.runs])
-    chosen = [*select(chosen, parse_settings(" ".join(only).split(), "--only"), "--only")]
+    chosen = [*select(chosen, system.parse_settings(" ".join(only).split(), "--only"), "--only")]
     return [grid for grid in grids if {run.name for run in grid.runs} & {run.name for run in chosen}], chosen
 
 
@@ -494,7 +478,7 @@ def _targets(grids: Any, root: Path, out: str | None = None) -> list[Path]:
     """Return the folders of reports; raise UserError if kvt cannot write to one of these folders."""
     targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
     for target in targets:
-        require_folder(target, "--folder" if out is None else "--out")
+        system.require_folder(target, "--folder" if out is None else "--out")
         if (count := targets.count(target)) > 1:
             raise UserError(f"{count} reports would be in {target}: write one at a time, each with its own --out")
     return targets
@@ -541,7 +525,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
     from kvt.run.load_checkpoint import Checkpoint
     from kvt.run.parser import parse_config, settings_parser
 
-    silence_libraries()  # importing Lightning has reset its log levels
+    system.silence_libraries()  # importing Lightning has reset its log levels
     command, *words = argv
     flags, words = _run_flags(command, words, choices, option)
     texts = {"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts}
@@ -572,7 +556,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
     if not result.metrics:
         return
     folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
-    tell(f"\n{table(result.metrics | cli.model.metric_notes | folder)}")
+    tell(f"\n{system.table(result.metrics | cli.model.metric_notes | folder)}")
     from kvt.reports.paper import paper_of  # slow to import
 
     for metric, text in paper_of(cli.run_config, cli.datamodule.task_name):
@@ -585,7 +569,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
     """Return the values of `RUN_FLAGS`, with `resume` as a path, and the remaining words of the command line."""
-    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")
     parser.add_argument("--print_config", action="store_true")
@@ -620,7 +604,7 @@ def _run(argv: Sequence[str]) -> None:
     elif argv[0] in LIGHTNING:
         run_words(argv, description=LIGHTNING[argv[0]])
     elif argv[-1] in ("-h", "--help", "--version"):
-        parser = OneLineParser("kvt", "kvt <command> [flags]", "Train, test and use models with any attention.", EPILOG)
+        parser = system.OneLineParser("kvt", "kvt <command> [flags]", "Train and use models of any attention.", EPILOG)
         parser.add_argument("--version", action="version", version=f"kvt {__version__}")
         commands = parser.add_argument_group("commands; kvt <command> --help shows the flags of a command")
         for name, text in (LIGHTNING | {name: text for name, (_, text) in COMMANDS.items()}).items():
@@ -664,7 +648,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     return function, parser
 
 
-class _Parser(OneLineParser, ArgumentParser):
+class _Parser(system.OneLineParser, ArgumentParser):
     """A parser of flags that raises UserError."""
 
 
