@@ -67,11 +67,12 @@ for folder, words in json.load(sys.stdin):
 """
 NAMES = """
 import json
+from pathlib import Path
+import kvt, yaml
 from kvt.study.grid import read_grid
-from kvt.system import GRIDS, read_yaml
 found = {}
-for path in sorted(GRIDS.glob("*.yaml")):
-    for scale in read_yaml(path, "the grid").get("scales", {"full": None}):
+for path in sorted(Path(kvt.__file__).parent.glob("grids/*.yaml")):
+    for scale in yaml.safe_load(path.read_text()).get("scales", {"full": None}):
         found[f"{path.stem} {scale}"] = [run.name for run in read_grid(path.stem, scale).runs]
 print(json.dumps(found))
 """
