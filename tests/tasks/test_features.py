@@ -13,7 +13,6 @@ from kvt.data.images import DecodedImages
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
 from tests.data.helpers import cut, user_error
-from tests.data.test_tensor_files import Program
 
 BACKBONE = "shufflenet_v2_x0_5"  # small, and quick on small images
 
@@ -145,27 +144,6 @@ def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
         found = backbone_features(images, tmp_path / name).model().state_dict()
         for key, tensor in expected.items():
             torch.testing.assert_close(found[key], tensor, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize("content", ["junk", "program", "list", "number", "integers"])
-def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "broken.pth"
-    state = torch.load(weights)
-    saved = {
-        "program": {"fc.weight": Program()},
-        "list": [1],
-        "number": {"fc.weight": 1},
-        "integers": {**state, "conv1.0.weight": state["conv1.0.weight"].to(torch.int8)},
-    }
-    if content == "junk":
-        path.write_bytes(b"junk")
-    else:
-        torch.save(saved[content], path)
-    message = user_error(lambda: backbone_features(images, path).prepare())
-    assert f"{path} does not fit {BACKBONE} (" in message
-    assert len(message) < 350
-    assert not Path("ran").exists()
 
 
 # ---- the cache -----------------------------------------------------------------------------------

@@ -230,7 +230,6 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
         ("nowhere.png", "nowhere.png is not a readable image"),
-        (np.zeros((32, 32, 3)), "images are ndarray"),
     ],
 )
 def test_what_is_no_image_is_refused(data, images, told):

@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvt
-from kvt.commands import run_words
 from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
 from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs, read_tokenizer
-from kvt.system import UserError, run
+from kvt.system import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
-from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.conftest import SMALL
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"
 ANY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -424,31 +423,6 @@ def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pair
     Path("own.json").write_text(task.vocabulary.definition)
     own = experiment("language_model", *SMALL["language_model"], "--tokenizer", "own.json")
     assert own["val/loss"] == result["val/loss"]
-
-
-MISTAKES = [
-    (["--tokenizer", "pairs.json"], "pairs.json is missing"),
-    (["--tokenizer", "broken.json"], "--tokenizer broken.json is not a tokenizer.json"),
-    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
-    (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
-    (["--length", "90000"], "too few for length=90000"),
-    (["--loss_on", "all", "--pattern", "quoprimime.py"], "has 1 document: loss_on=all needs a document in each split"),
-    (["--val_size", "1.5"], "val_size=1.5"),
-    (["--val_size", "1"], "no train split"),
-    (["--objective", "mask"], "objective"),
-    (["--positions", "rotary", "--attn", "torch.nn.Linear"], "rope"),
-    (["--text", "nowhere"], "--text nowhere: no file"),
-]
-
-
-@pytest.mark.parametrize(("flags", "told"), MISTAKES)
-def test_mistakes(mistake, in_tmp_dir, flags, told):
-    tokenizers = pytest.importorskip("tokenizers")
-    Path("broken.json").write_text("{")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, END: 1}, unk_token="a"))
-    Path("words.json").write_text(words.to_str())
-    command = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET, *SMALL["language_model"], *flags]
-    assert told in mistake(lambda: run(lambda: run_words(command)))
 
 
 def test_a_text_that_changed_but_not_its_time_is_read_again_and_clutter_is_not(in_tmp_dir):
