@@ -85,17 +85,6 @@ def test_it_trains_in_torchs_encoder(attn):
 
 
 @torch.no_grad()
-def test_it_takes_its_place_in_torchs_decoder(pair):
-    theirs, ours = pair
-    layer, x, memory = nn.TransformerDecoderLayer(DIM, HEADS, 16, batch_first=True).eval(), *torch.randn(2, B, N, DIM)
-    outputs = []
-    for one in (theirs, ours):
-        layer.self_attn = layer.multihead_attn = one
-        outputs.append(layer(x, memory, tgt_mask=FUTURE, memory_key_padding_mask=PADDED, tgt_is_causal=True))
-    assert_close(*outputs)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_finished_encoder_that_would_pass_nested_tensors_is_refused(pair, place):
     theirs, ours = pair
@@ -131,13 +120,10 @@ X, OTHER = torch.zeros(B, N, DIM), torch.zeros(B, M, DIM)
     ("attn", "inputs", "call", "message"),
     [
         ("qkv", [X[0]] * 3, {}, "key and value"),
-        ("qkv", [X, X, X.clone()], {}, "key and value"),
         ("kv", [X, OTHER, OTHER], {}, "QKV"),
         ("qkv", [X, *[OTHER[:1]] * 2], {}, "key of shape"),
-        ("qkv", [X[..., 1:]] * 3, {}, "query of shape"),
         ("qkv", [X, OTHER, OTHER], {"is_causal": True}, "attn_mask"),
         ("qkv", [X] * 3, {"attn_mask": FUTURE.expand(B * HEADS, N, N)}, "attn_mask"),
-        ("qkv", [X] * 3, {"attn_mask": FUTURE.long()}, "attn_mask"),
         ("qkv", [X] * 3, {"key_padding_mask": PADDED[:1]}, "key_padding_mask"),
         (f"{__name__}.Own", [X] * 3, {"attn_mask": as_numbers(FUTURE)}, "boolean"),
     ],
