@@ -8,6 +8,14 @@ from kvt.attention.rotary import Rotary
 from kvt.models import ViT
 from kvt.system import UserError
 
+
+class Mean(QKV):
+    """Overrides `attend` without a map."""
+
+    def attend(self, q, k, v, mask, causal, attend_self=True):
+        return v.mean(2, keepdim=True).expand_as(q)
+
+
 X, LAYER = torch.zeros(3, 5, 8), QKV(8, 2)
 OWN = """
 from kvt.attention import KV
@@ -49,6 +57,7 @@ MISTAKES = [
     (lambda: ViT("kv", channels=1, height=4, width=4, classes=3, patch=2, dim=8, depth=1), ["heads"]),
     (lambda: LAYER(X, mask=torch.ones(1, 1, 5, 5, dtype=torch.long)), ["mask"]),
     (lambda: LAYER(X[0]), ["x", "(5, 8)"]),
+    (lambda: Mean(8, 2).weights(X), ["Mean overrides attend", "attention_weights"]),
     (lambda: LAYER(X[..., :7]), ["x", "(3, 5, 7)"]),
     (lambda: LAYER(X, X[..., :7]), ["context", "(3, 5, 7)"]),
     *((lambda name=name: make(name)()(X, X), ["QKV"]) for name in sorted({*ATTENTION} - {"qkv", "q-kv", "mla"})),

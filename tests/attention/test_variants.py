@@ -1,7 +1,6 @@
 """What the variants compute, which parameters they own, and what they refuse."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
-from kvt.models import ListTagger, Seq2Seq
+from kvt.attention import ATTENTION, KV, QKV, SCORES
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
+from tests.helpers.small_tasks import TASKS, small_task
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -157,16 +156,10 @@ def test_queries_may_start_as_the_keys(name, group):
     assert layer.projection["q"].weight is not layer.projection["k"].weight
 
 
-@pytest.mark.parametrize("model", ["tagger", "translator"])
-def test_models_that_initialise_the_weights_keep_a_symmetric_start(model):
-    make = AttentionFactory("qkv", {"init": "symmetric"}, heads=2)
-    models = {
-        "tagger": partial(ListTagger, make, vocab_size=10, length=4, dim=8, depth=2),
-        "translator": partial(
-            Seq2Seq, make, source_vocab_size=5, target_vocab_size=5, dim=8, depth=1, max_len=4, pad=0
-        ),
-    }
-    layers = [layer for layer in models[model]().encoder.modules() if isinstance(layer, QKV)]
+@pytest.mark.parametrize("task", TASKS)
+def test_models_that_initialise_the_weights_keep_a_symmetric_start(task):
+    model = small_task(task, attn="qkv", attn_kwargs={"init": "symmetric"}).model
+    layers = [layer for name, layer in model.named_modules() if isinstance(layer, QKV) and "cross" not in name]
     assert layers
     for layer in layers:
         assert torch.equal(layer.projection["q"].weight, layer.projection["k"].weight)

@@ -98,20 +98,13 @@ def band_sample(model, prompt, tokens):
     return text[:, prompt.shape[1] :]
 
 
+KINDS = ["kv", "kv, rope", "qkv, rope", "kv, no self", "kv+phase", "q-kv-gemma", "q-kv-deepseek", "mla, rope"]
+
+
 @pytest.mark.parametrize("length", [1, MAX_LEN, 2 * MAX_LEN + 3])
-@pytest.mark.parametrize(
-    "kind", ["kv", "kv, rope", "qkv, rope", "kv, no self", "kv+phase", "q-kv-gemma", "q-kv-deepseek", "mla, rope"]
-)
-def test_without_a_table_of_positions_a_text_goes_on_under_a_band_mask(kind, length):
-    model, prompt, tokens = language_model(kind, "none", depth=3), some(4, length), 3 * MAX_LEN
-    goes_on_under_a_band_mask(model, prompt, tokens)
-
-
-def test_layers_that_share_keys_go_on_under_a_band_mask():
-    goes_on_under_a_band_mask(language_model("qkv, rope", "none", depth=3, share=2), some(4, 3), 3 * MAX_LEN)
-
-
-def goes_on_under_a_band_mask(model, prompt, tokens):
+@pytest.mark.parametrize(("kind", "share"), [*((kind, 1) for kind in KINDS), ("qkv, rope", 2)])
+def test_without_a_table_of_positions_a_text_goes_on_under_a_band_mask(kind, share, length):
+    model, prompt, tokens = language_model(kind, "none", depth=3, share=share), some(4, length), 3 * MAX_LEN
     assert model.is_endless
     assert sampled(model, prompt, tokens, temperature=0).tolist() == band_sample(model, prompt, tokens).tolist()
 

@@ -95,6 +95,7 @@ def test_mean_and_deviation_of_a_folder_are_those_of_its_pixels_to_train_on(phot
     settings = {"root": str(photos), "image_size": 16, "data_dir": str(tmp_path / "data")}
     data = Images(**settings)
     data.setup("fit")
+    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
     pixels = data.splits["train"][0].double() / 255
     assert data.spec["mean"] == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
     assert data.spec["std"] == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=1e-4)
@@ -128,12 +129,6 @@ def test_a_root_has_its_own_numbers_and_a_checkpoint_keeps_them(photos, experime
         spec = torch.load(path, weights_only=True)["hyper_parameters"]["spec"]
         assert {name: spec[name] for name in CIFAR} == (given or {name: measured[name] for name in CIFAR})
         kvt("validate", "--ckpt_path", str(path))
-
-
-def test_a_val_folder_is_what_is_validated_on(photos, tmp_path):
-    data = Images(root=str(photos), image_size=16, data_dir=str(tmp_path / "data"))
-    data.setup("fit")
-    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
 
 
 TINY = ["--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2", "--batch_size", "8"]
