@@ -29,7 +29,7 @@ from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
-from kvt.system import UserError, require_probability, sha256_of, unknown, user_path
+from kvt.system import UserError, choose, require_probability, sha256_of, user_path
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
@@ -63,16 +63,13 @@ class BackboneFeatures:
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
-        if backbone not in BACKBONES:
-            raise unknown("backbone", backbone, BACKBONES)
+        choose("backbone", backbone, dict.fromkeys(BACKBONES))
         if "test" not in images.splits:
             raise UserError(f"{images.name} has no test split: sets of images need train/<class>/ and test/<class>/")
         self.images, self.backbone, self.weights = images, backbone, weights
         self.published = get_model_weights(backbone).DEFAULT
         self._network = f"{backbone}\n{_hash_file(weights) if weights else f'{self.published} {self.published.url}'}"
         linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
-        if not linear:
-            raise UserError(f"{backbone} has no linear layer to take features from: choose another, such as resnet34")
         self._head, self.feature_dim = linear[-1][0], linear[-1][1].in_features
         self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
@@ -117,15 +114,8 @@ class BackboneFeatures:
         model.set_submodule(self._head, nn.Identity())
         # torchvision sets `transform_input` with its weights of GoogLeNet and Inception; no other network reads it
         model.transform_input = True  # type: ignore[assignment]
-        try:
-            state = read_tensors(path)
-            for key in [key for key in state if key.startswith(f"{self._head}.")]:
-                del state[key]
-            model.load_state_dict(state, assign=True)
-        except Exception as error:  # a user's file may cause errors of many types
-            reason = str(error).strip().rpartition("\n")[2].strip()
-            message = f"weights={path} does not fit {self.backbone} ({reason:.100})"
-            raise UserError(f"{message}: save the state_dict() of a {self.backbone} with torch.save") from error
+        state = {key: value for key, value in read_tensors(path).items() if not key.startswith(f"{self._head}.")}
+        model.load_state_dict(state, assign=True)
         return model
 
     @torch.no_grad()  # not inference_mode: its tensors cannot be used in training
@@ -259,8 +249,7 @@ class SetAnomalies(TaskData):
         super().__init__(batch_size, seed, data_dir)
         if set_size < 3:
             raise UserError(f"set_size={set_size} must be at least 3: with two images, either may be the anomaly")
-        if anomaly_position not in ("random", "last"):
-            raise unknown("anomaly_position", anomaly_position, ("random", "last"))
+        choose("anomaly_position", anomaly_position, dict.fromkeys(("random", "last")))
         if not 0 < val_size < 1:
             raise UserError(f"val_size={val_size} must be above 0 and below 1: the value is a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size
@@ -294,13 +283,9 @@ class SetAnomalies(TaskData):
         splits["test"] = found["test"]
         for split, (_, labels) in splits.items():
             classes, counts = labels.unique(return_counts=True)
-            if len(classes) < 2:
-                raise UserError(f"the {split} split has {len(classes)} class: anomalies need at least two")
-            if (fewest := int(counts.min())) < self.set_size - 1:
-                raise UserError(
-                    f"class {classes[counts.argmin()]} has {fewest} images in the {split} split, too few for "
-                    f"set_size={self.set_size}: choose a smaller set_size, or another val_size than {self.val_size}"
-                )
+            if len(classes) < 2 or counts.min() < self.set_size - 1:
+                needs = f"two classes, each with at least {self.set_size - 1} images"
+                raise UserError(f"set_size={self.set_size} needs {needs}: the {split} split has {counts.tolist()}")
         return splits
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
@@ -328,7 +313,6 @@ class AnomalyTask(BlockTask, Classification):
     """
 
     unit = "sets"
-    required_spec = ("feature_dim", "set_size")
 
     def __init__(
         self,

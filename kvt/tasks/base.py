@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from inspect import isabstract, isclass
-from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
@@ -45,7 +44,6 @@ class Task(L.LightningModule, ABC):
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # all metrics of the task
     monitor: ClassVar[str] = "val/loss"  # the metric by which the best checkpoint is chosen
-    required_spec: ClassVar[tuple[str, ...]] = ()  # keys of the data's `spec` that the model needs
     must_match: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that must be equal in data and model, such as "vocab"
     lr: float = 1e-3  # learning rate
     warmup: int = 0  # steps of linear warm-up
@@ -55,7 +53,6 @@ class Task(L.LightningModule, ABC):
     def __init__(self, spec: Spec | None = None, **rate: Any) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
-        self.require_spec()
         self.monitored()
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
         self.logged_step = 0  # the training step at which training metrics were last logged
@@ -82,12 +79,6 @@ class Task(L.LightningModule, ABC):
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
             return {f"{stage}/{name}": Mean(*shapes.get(name, ())) for stage, name in averaged}
-
-    def require_spec(self) -> None:
-        """Raise UserError if the task has a `spec` that lacks a key of `required_spec`."""
-        spec = self.hparams.get("spec")
-        if spec is not None and (missing := [key for key in self.required_spec if key not in spec]):
-            raise UserError(f"{type(self).__name__} does not fit the data, whose spec lacks {missing}")
 
     @property
     def attn(self) -> str:
@@ -129,7 +120,7 @@ class Task(L.LightningModule, ABC):
 
     def predictions(self, batch: Any) -> Predictions:
         """Return `Predictions` of a batch for `losses`: the right classes, with logits, or with states and a head."""
-        raise self._error("predictions must return kvt.models.losses.Predictions, which losses needs")
+        raise NotImplementedError
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
         """Return the cross-entropy of `predictions`."""
@@ -252,9 +243,6 @@ class Task(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self.check_causality()
-        trained = chain.from_iterable(group["params"] for one in self.trainer.optimizers for group in one.param_groups)
-        if {*map(id, self.parameters())}.isdisjoint(map(id, trained)):
-            raise self._error("configure_optimizers must return an optimiser of the task's weights")
         made = self.trainer.optimizers[0]
         if (asked := self.optimizer_config) and not isinstance(made, resolve_name(asked["class_path"])):
             remedy = "call make_optimizer in its configure_optimizers, or drop the flag"
@@ -301,20 +289,9 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and pass it to callbacks that have a method `on_record`.
-
-        With several processes, the number of the first process is logged. If the number of a metric with how="recorded"
-        differs between processes, the result gets a note about this.
-        """
-        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
-        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
-            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
-            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
-                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
+        """Log a number, that of the first process, and pass it to callbacks that have a method `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
-        if (
-            self.trainer.state.fn == TrainerFn.FITTING
-        ):  # loggers show this step instead of Lightning's, which is one less
+        if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
@@ -336,22 +313,9 @@ class Task(L.LightningModule, ABC):
                 yield metric, mean if mean.device == self.device else mean.to(self.device)
 
     def _step(self, stage: str, batch: Any) -> dict[str, Any]:
-        computed, weight = self.compute_metrics(batch), self.num_predictions(batch)
-        numbers = [name for name, value in computed.items() if is_measured(value)]
-        wanted = [metric.name for metric, _ in self._means(stage)]
-        if missing := [name for name in ("loss", *wanted) if name not in numbers]:
-            raise self._error(f"compute_metrics must return {missing[0]!r}: one number, or a pair of sum and divisor")
-        declared = [metric.name for metric in self.metrics]
-        if strange := [name for name in numbers if name not in declared]:
-            remedy = f"add Metric({strange[0]!r}) to the metrics of the class, {', '.join(declared)}"
-            raise self._error(f"compute_metrics returns {strange[0]!r}, which is not logged: {remedy}")
-        if not isinstance(weight, Tensor) and (not isinstance(weight, int) or weight < 1):
-            raise self._error(f"num_predictions must return the number of predictions in a batch, not {weight!r}")
-        self.measure(stage, computed, weight)
+        computed = self.compute_metrics(batch)
+        self.measure(stage, computed, self.num_predictions(batch))
         return computed
-
-    def _error(self, message: str) -> UserError:
-        return UserError(f"{type(self).__name__}.{message}")
 
     def _log_metrics(self, stage: str) -> None:
         """Record and reset the running means of a stage that have been updated."""
@@ -367,11 +331,6 @@ class Task(L.LightningModule, ABC):
             for name, number in numbers.items():
                 self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
             mean.reset()
-
-
-def is_measured(value: Any) -> bool:
-    """Return whether a value can be a metric of a batch: a tensor with one number, or a pair of sum and divisor."""
-    return (isinstance(value, Tensor) and value.ndim == 0) or (isinstance(value, tuple) and len(value) == 2)
 
 
 def class_path(cls: type) -> str:
@@ -399,12 +358,9 @@ def known_classes() -> dict[str, type[Any]]:
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
     """Return the class of kvt with a bare name, or a user's class from an import path; `base` must be a base class."""
-    known = known_classes()
+    known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
-    if ours and issubclass(ours, base):
-        return ours
-    names = [other for other, cls in known.items() if issubclass(cls, base)]
-    return import_class(name, f"--{flag}", base, [*names, "my_package.my_module.MyClass"])
+    return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
 
 
 class Classification(Task):

@@ -77,9 +77,7 @@ class TaskData(L.LightningDataModule, ABC):
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()
         if self.content is not None:
-            self.save_hyperparameters(
-                {"content": self.content}, logger=False
-            )  # identifies the data regardless of their path
+            self.hparams["content"] = self.content  # identifies the data regardless of their path
 
     def note_counts(self, name: str, **counts: int) -> None:
         """Print a line and add a note if a known data set has another number of examples than its published version."""
@@ -97,11 +95,6 @@ class TaskData(L.LightningDataModule, ABC):
         self._train_batches = self.batches("train", self.trainer)
         if self._resume_from is not None:
             self._train_batches.load_state_dict(self._resume_from)
-            now = self._train_batches.world_size
-            before = self._resume_from.get("processes", now)
-            if self._resume_from["batch"] and before != now:
-                what = f"saved within an epoch with {before} devices, and the run now has {now} devices"
-                say(f"the checkpoint was {what}: the rest of the epoch repeats some rows and leaves out others")
             self._resume_from = None
         return self._train_batches
 
@@ -133,8 +126,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         # here, not in the loader: schedules need the number of steps before the Trainer restores a loader
-        batches = self._train_batches
-        return {**batches.state_dict(), "processes": batches.world_size} if batches else {}
+        return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:

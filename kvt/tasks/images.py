@@ -147,9 +147,7 @@ class Images(TaskData):
         self.source.prepare()
         images, _ = self._training["train"]
         levels = torch.arange(256, dtype=torch.double) / 255
-        counts = torch.stack(
-            [images[:, channel].flatten().bincount(minlength=256) for channel in range(images.shape[1])]
-        )
+        counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)])
         shares = counts.double() / counts.sum(1, keepdim=True)
         mean = shares @ levels
         std = (shares @ levels.square() - mean.square()).clamp(min=1e-4).sqrt()
@@ -175,7 +173,6 @@ class ImageTask(BlockTask, Classification):
     """
 
     unit = "images"
-    required_spec = ("channels", "height", "width", "classes", "mean", "std")
     must_match = ("classes",)
     milestones: Sequence[int] = ()  # a task with this attribute has the schedule multistep
 
@@ -232,10 +229,6 @@ class ImageTask(BlockTask, Classification):
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
         if isinstance(inputs, list):
             return torch.cat([self.predict(one) for one in inputs])
-        if not isinstance(inputs, Tensor | Image.Image | str | Path):
-            raise UserError(
-                f"images are {type(inputs).__name__}: expected a tensor, a file, a PIL image, or a list of these"
-            )
         if isinstance(inputs, Tensor):
             pixels = inputs
         else:
@@ -247,9 +240,7 @@ class ImageTask(BlockTask, Classification):
             raise UserError(f"images are {tuple(pixels.shape)}: expected (B, {', '.join(map(str, shape))})")
         if images.is_floating_point() and not (images.min() >= 0 and 1 < images.max() <= 255):
             low, high = images.min().item(), images.max().item()
-            raise UserError(
-                f"images are {low:.4g} to {high:.4g}: expected levels from 0 to 255: multiply by 255 if they are 0 to 1"
-            )
+            raise UserError(f"images have levels from {low:.4g} to {high:.4g}: expected grey levels from 0 to 255")
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:

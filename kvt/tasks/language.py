@@ -51,17 +51,7 @@ from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
-from kvt.system import (
-    UserError,
-    choose,
-    printable,
-    require_positive,
-    require_seed,
-    say,
-    unknown,
-    user_path,
-    write_atomically,
-)
+from kvt.system import UserError, choose, printable, require_positive, require_seed, say, user_path, write_atomically
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -76,7 +66,6 @@ SHAKESPEARE = Remote(
     "/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
-OBJECTIVES = ("causal", "masked")
 MASK = b"<mask>"
 """The text of the mask token, which is the last token in the vocabulary of a masked language model."""
 Rows = tuple[Tensor, Tensor, Tensor]
@@ -86,8 +75,8 @@ Rows = tuple[Tensor, Tensor, Tensor]
 class Windows(Batches):
     """Batches of windows of a token stream: `length` tokens from a start position on, and the next tokens as targets.
 
-    The text of a window ends before the window's stop position. Targets from the stop position on are `filler`, and the
-    inputs from which the model predicts these targets are `fill`.
+    The text of a window ends before the window's stop position. From the stop position on, targets are `filler`, and
+    inputs are `fill`.
 
     >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
     >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):
@@ -99,37 +88,26 @@ class Windows(Batches):
     def __init__(self, *rows: Tensor, length: int, fill: int = 0, filler: int = IGNORE, **settings: Any) -> None:
         super().__init__(*rows, **settings)
         self.length, self.fill, self.filler = length, fill, filler
-        starts, stops, _ = rows
-        self.whole = bool((starts + length < stops).all())  # True if all windows end before their stops
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        tokens, real = self._windows(rows)
-        if self.whole:
-            return tokens[:, :-1], tokens[:, 1:]
-        missing = ~real[:, 1:]
-        return tokens[:, :-1].masked_fill(missing, self.fill), tokens[:, 1:].masked_fill(missing, self.filler)
+        inputs, targets, _ = self._windows(rows)
+        return inputs[:, :-1], targets[:, 1:]
 
-    def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `length` + 1 tokens of every window, and whether a token precedes the stop, both (B, length + 1)."""
+    def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, targets, and whether a token precedes the stop: three tensors, (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
-        if self.whole:
-            return stream[places].long(), torch.ones(1, 1, dtype=torch.bool, device=stream.device).expand_as(places)
         real = places < stops[rows].unsqueeze(1)
-        return stream[places.clamp(max=len(stream) - 1)].long(), real
+        tokens = stream[places.clamp(max=len(stream) - 1)].long()
+        return tokens.masked_fill(~real, self.fill), tokens.masked_fill(~real, self.filler), real
 
 
 class TokenBatches(Windows):
-    """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length).
-
-    `Windows` replaces an input by `fill` if its target is at or beyond the stop position. This class replaces an input
-    only if the input itself is at or beyond the stop position.
-    """
+    """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length)."""
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        tokens, real = self._windows(rows)
-        inputs, targets = (tokens.masked_fill(~real, beyond) for beyond in (self.fill, self.filler))
+        inputs, targets, real = self._windows(rows)
         return inputs[:, :-1], targets[:, 1:], real[:, 1:]
 
 
@@ -159,8 +137,7 @@ class MaskedBatches(Windows):
         self.mask = mask
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        tokens, real = (part[:, :-1] for part in self._windows(rows))
-        inputs, targets = (tokens.masked_fill(~real, beyond) for beyond in (self.fill, self.filler))
+        inputs, targets, real = (part[:, :-1] for part in self._windows(rows))
         which, how, other = self._uniform(rows).to(inputs.device)  # (B, length) each
         served = targets != IGNORE
         places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # random ranks; padding comes last
@@ -189,7 +166,7 @@ class TextData(TaskData):
 
     @property
     def layout(self) -> dict[str, int]:
-        """Keyword arguments of `Windows`."""
+        """Keyword arguments of `windows`."""
         return {"length": self.length}
 
     def adjacent(self, stream: Tensor, first: int, last: int) -> Rows:
@@ -335,9 +312,6 @@ class HumanNumbers(TextData):
         stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(self.text), dtype=torch.int32)
         whole = (len(stream) - 1) // self.length  # windows without padding
         train_size = int((1 - self.val_size) * whole)
-        if not 0 < train_size < whole:
-            split = f"length={self.length} and val_size={self.val_size} make {whole} windows, {train_size} for training"
-            raise UserError(f"{split}: both splits need at least one window")
         cut, last = (windows * self.length + 1 for windows in (train_size, whole))
         return {"train": self.adjacent(stream, 0, cut), "val": self.adjacent(stream, cut - 1, last)}
 
@@ -389,10 +363,8 @@ class TextTokens(TextData):
         require_positive(length=length, vocab_size=vocab_size)
         if not 0 < val_size <= 1:
             raise UserError(f"val_size={val_size} must be above 0, and at most 1")
-        if loss_on not in ("real", "all"):
-            raise unknown("loss_on", loss_on, ("real", "all"))
-        if objective not in OBJECTIVES:
-            raise unknown("objective", objective, OBJECTIVES)
+        choose("loss_on", loss_on, dict.fromkeys(("real", "all")))
+        choose("objective", objective, dict.fromkeys(("causal", "masked")))
         self.length, self.loss_on, self.objective, self.val_size = length, loss_on, objective, val_size
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         if text is None and pattern == "*":
@@ -437,9 +409,8 @@ class TextTokens(TextData):
         file = TokenFile(self.corpus, self.tokens, self.data_dir)
         stream, self.content = file.load(), file.content
         if file.not_utf8:
-            what = f"{len(file.not_utf8)} files, which are not UTF-8, such as {file.not_utf8[0]}"
-            self.notes["left_out"] = what
-            say(printable(f"text={self.corpus.root}: left out: {what}"))
+            self.notes["left_out"] = f"{len(file.not_utf8)} files, which are not UTF-8, such as {file.not_utf8[0]}"
+            say(printable(f"text={self.corpus.root}: left out: {self.notes['left_out']}"))
         documents = document_starts(stream, self.tokens.end)
         if self.val_size == 1:
             return {"val": self._rows(stream, documents, 0, len(stream))}
@@ -452,9 +423,7 @@ class TextTokens(TextData):
         parts = {"train": (0, cut), "val": (cut, len(stream))}
         splits = {split: self._rows(stream, documents, *part) for split, part in parts.items()}
         if not all(len(starts) for starts, *_ in splits.values()):
-            found = f"{len(documents)} document{'s' if len(documents) > 1 else ''}"
-            remedy = f"add files, or give a separator, or choose a greater val_size than {self.val_size}"
-            raise UserError(f"{self.corpus.root} has {found}: loss_on=all needs a document in each split: {remedy}")
+            raise UserError(f"{self.corpus.root}: loss_on=all needs a document in each split: change val_size")
         return dict(splits)
 
     def make_batches(self, *tensors: Tensor, **settings: Any) -> Batches:
@@ -487,16 +456,14 @@ class LanguageTask(BlockTask, Classification):
 
     unit = "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
-    required_spec = ("vocab", "length")
     must_match: ClassVar[tuple[str, ...]] = ("vocab",)
     vocabulary: Vocabulary | Bytes
     model: CausalLM
 
     def check_causality(self) -> None:
-        if not self.model.causal:
-            return
-        symbols = len(self.vocabulary.vocab)
-        require_causal(self.hparams["attn"], self.model, self.model, self.model.embedding.max_len, symbols)
+        if self.model.causal:
+            length, symbols = self.model.embedding.max_len, len(self.vocabulary.vocab)
+            require_causal(self.hparams["attn"], self.model, self.model, length, symbols)
 
     def predictions(self, batch: Any) -> Predictions:
         return Predictions(self.model.states(batch[0]), batch[1], self.model.head)
@@ -506,8 +473,7 @@ class LanguageTask(BlockTask, Classification):
         return computed | {"ppl": computed["found"].nll}
 
     def num_predictions(self, batch: Any) -> Tensor:
-        count: Tensor = (batch[1] != IGNORE).sum()
-        return count
+        return Tensor.sum(batch[1] != IGNORE)
 
     def num_read(self, batch: Any) -> int | Tensor:
         """Return the number of tokens in a batch, also if the model is masked and predicts only some tokens."""
@@ -522,9 +488,7 @@ class LanguageTask(BlockTask, Classification):
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)
         rows = {"input": (inputs, shown), "target": (targets, asked), "prediction": (self(inputs).argmax(-1), asked)}
-        return {
-            name: [self._text(row[of_row]) for row, of_row in zip(*parts, strict=True)] for name, parts in rows.items()
-        }
+        return {name: [self._text(row[of]) for row, of in zip(*both, strict=True)] for name, both in rows.items()}
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         symbols = self.vocabulary.decode(inputs[0][0].tolist())
@@ -537,23 +501,11 @@ class LanguageTask(BlockTask, Classification):
         """
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
-            raise UserError(
-                f"the prompt has {len(tokens)} tokens: pass from 2 to {longest} tokens, the length of the window"
-            )
+            raise UserError(f"the prompt has {len(tokens)} tokens: pass from 2 to {longest}, the length of the window")
         batch = torch.tensor([tokens], dtype=torch.long, device=self.device)  # (1, N)
         return batch, batch
 
-    def write(
-        self,
-        prompt: str,
-        tokens: int,
-        seed: int = 0,
-        stop: str | None = None,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-    ) -> Iterator[str]:
+    def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
         """Yield the prompt, then every new token as text; put the task in eval mode first.
 
         Args:
@@ -561,7 +513,7 @@ class LanguageTask(BlockTask, Classification):
             tokens: number of tokens to add.
             seed: random seed of the draws.
             stop: the text ends after the first new `stop`.
-            temperature, top_k, top_p: as in `kvt.models.generation.sample`.
+            how: temperature, top_k and top_p of `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
@@ -569,26 +521,13 @@ class LanguageTask(BlockTask, Classification):
         stop = nfc(stop) if stop and isinstance(self.vocabulary, Vocabulary) else stop
         generator = torch.Generator(self.device).manual_seed(seed)
         begun = torch.tensor([self.vocabulary.begin(prompt)], dtype=torch.long, device=self.device)  # (1, N)
-        drawn = sample(
-            self.model, begun, tokens, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-        )
+        drawn = sample(self.model, begun, tokens, generator=generator, **how)
         added = self.vocabulary.additions(int(token) for token in drawn)
         return chain([self._text(begun[0])], _up_to(added, stop) if stop else added)
 
-    def generate(
-        self,
-        prompt: str,
-        tokens: int,
-        seed: int = 0,
-        stop: str | None = None,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-    ) -> str:
+    def generate(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> str:
         """Return the prompt and the new text as one string; the arguments are those of `write`."""
-        parts = self.write(prompt, tokens, seed, stop, temperature=temperature, top_k=top_k, top_p=top_p)
-        return "".join(parts)
+        return "".join(self.write(prompt, tokens, seed, stop, **how))
 
     def sample(self) -> str | None:
         """Return 200 generated tokens as a Markdown code block. Every call uses the same random seed."""
@@ -692,12 +631,8 @@ class NumberTask(LanguageTask):
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
-SIZES = {  # (width, number of layers, number of heads)
-    "tiny": (128, 4, 4),
-    "small": (384, 6, 6),
-    "base": (768, 12, 12),
-    "follow-up": (1024, 20, 16),
-}
+SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12), "follow-up": (1024, 20, 16)}
+"""A dict that maps a size to (width, number of layers, number of heads)."""
 
 
 class LanguageModelTask(LanguageTask):
@@ -732,7 +667,6 @@ class LanguageModelTask(LanguageTask):
         Metric("padding", stages=("val", "test")),
     )
     monitor = "val/loss"
-    required_spec = ("tokenizer", "length")
     must_match = ("tokenizer", "objective")
     vocabulary: Bytes
 
@@ -782,7 +716,6 @@ class LanguageModelTask(LanguageTask):
             return computed
         # only in eval mode, because the CPU waits for the GPU here
         nll, reals, served = computed["found"].each, real.sum(), self.num_predictions(batch)
-        total, sizes = nll[real].sum(dtype=ACCUM_DTYPE), self.piece_sizes.to(targets.device)
-        text = sizes[targets[real]].sum()
+        total, text = nll[real].sum(dtype=ACCUM_DTYPE), self.piece_sizes.to(targets.device)[targets[real]].sum()
         padding = {"padding": (served - reals, served)}
         return computed | {"real_ppl": (total, reals), "bpb": (total / log(2), text)} | padding

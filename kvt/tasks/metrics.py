@@ -11,8 +11,6 @@ import torch
 import torchmetrics
 from torch import Tensor
 
-from kvt.system import UserError
-
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
 """Data type of sums. It is float64, since float32 cannot count beyond 2²⁴; Apple's GPUs support only float32."""
 
@@ -48,8 +46,6 @@ class Metric:
     stages: Sequence[str] = ("train", "val", "test")
 
     def __post_init__(self) -> None:
-        if self.better not in ("more", "less", None) or self.how not in ("mean", "exp", "recorded"):
-            raise UserError(f"Metric({self.name!r}): better is more, less or None, how is mean, exp or recorded")
         object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
         object.__setattr__(self, "stages", tuple(self.stages))
 

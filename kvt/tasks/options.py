@@ -86,7 +86,6 @@ class BlockTask(Task):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
                 raise UserError(f"{type(self).__name__} needs spec=data.spec, or a Trainer with the data module of kvt")
-            self.require_spec()
             self.build(self.hparams["spec"])
         return []
 
@@ -105,7 +104,7 @@ class BlockTask(Task):
         `self.attention(…)` makes its attentions, `self.blocks` has depth, dropout and style of its blocks, and
         `self.options` has the other arguments.
         """
-        raise self._error("make_model must return the model")
+        raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
         """Return an `AttentionFactory` from the options of the task and the `settings` of its model."""

@@ -29,7 +29,7 @@ from kvt.models.blocks import Expansion
 from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
-from kvt.system import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, choose, require_positive, require_probability
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -170,6 +170,13 @@ TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
     "selective_copy": lambda d, rows, length, g: selective_copy(rows, d.vocab, length, d.pairs, g),
 }
 """A dict that maps the name of a task to a function of (data, number of rows, length, generator): draw sequences."""
+LEAST: dict[str, Callable[[int], tuple[int, int]]] = {
+    "mqar": lambda pairs: (2 * pairs + 2, 4 * pairs),
+    "induction": lambda _: (3, 3),
+    "associative_recall": lambda pairs: (max(2, pairs), 2 * pairs + 1),
+    "selective_copy": lambda pairs: (4, 2 * pairs + 2),
+}
+"""A dict that maps the name of a task to the smallest vocabulary and the smallest length, by the number of pairs."""
 
 TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 
@@ -222,10 +229,8 @@ class Recall(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        if task not in TASKS:
-            raise unknown("task", task, TASKS)
-        if filler not in ("zero", "random"):
-            raise unknown("filler", filler, ("zero", "random"))
+        choose("task", task, TASKS)
+        choose("filler", filler, dict.fromkeys(("zero", "random")))
         require_positive(vocab=vocab, length=length, pairs=pairs)
         require_positive(train_size=train_size, val_size=val_size, test_size=test_size)
         self.task_name, self.vocab, self.length, self.pairs, self.filler = task, vocab, length, pairs, filler
@@ -253,9 +258,8 @@ class Recall(TaskData):
         try:
             splits = draw_apart(draw, self.sizes, self.seed, TRIES, redraw, by_hash=varies)
         except ValueError as error:
-            fewest = f" with fewest_pairs={self.fewest_pairs}" if varies else ""
-            sizes = f"vocab={self.vocab} and length={self.length}{fewest} make too few sequences for three splits"
-            raise UserError(f"{sizes}: choose larger values, or a smaller train_size") from error
+            sizes = f"vocab={self.vocab}, length={self.length} and fewest_pairs={self.fewest_pairs}"
+            raise UserError(f"{sizes} make too few sequences for three splits") from error
         for length in self.lengths[1:]:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, length))
             splits[_split(length)] = self._draw(length, self.sizes["test"], generator)
@@ -263,10 +267,8 @@ class Recall(TaskData):
 
     def test_dataloader(self) -> list[Batches]:  # type: ignore[override]
         """Return a loader for every length of test sequences."""
-        return [
-            self.batches("test", self.trainer),
-            *(self.batches(_split(length), self.trainer) for length in self.lengths[1:]),
-        ]
+        splits = ["test", *map(_split, self.lengths[1:])]
+        return [self.batches(split, self.trainer) for split in splits]
 
     def draw_pairs(self, rows: int, generator: Generator) -> Tensor:
         """Draw the number of pairs of every sequence: int64 (rows)."""
@@ -294,21 +296,9 @@ class Recall(TaskData):
         return self.mqar((questions[1] != IGNORE).sum(1), self.length, generator)
 
     def _require_sizes(self) -> None:
-        given = ""
-        match self.task_name:
-            case "mqar":
-                vocab, length, given = 2 * self.pairs + 2, 4 * self.pairs, f" with pairs={self.pairs}"
-            case "selective_copy":
-                vocab, length, given = 4, 2 * self.pairs + 2, f" with pairs={self.pairs}"
-            case "associative_recall":
-                vocab, length, given = max(2, self.pairs), 2 * self.pairs + 1, f" with pairs={self.pairs}"
-            case _:
-                vocab, length = 3, 3
-        for name, size, least in (("vocab", self.vocab, vocab), ("length", self.length, length)):
-            if size < least:
-                raise UserError(f"{name}={size} is too small: {self.task_name}{given} needs at least {least}")
-        if self.task_name == "mqar" and self.length % 2:
-            raise UserError(f"length={self.length} must be even for mqar: a pair has two symbols")
+        vocab, length = LEAST[self.task_name](self.pairs)
+        if self.vocab < vocab or self.length < length:
+            raise UserError(f"{self.task_name} with pairs={self.pairs} needs vocab >= {vocab} and length >= {length}")
 
 
 def _split(length: int) -> str:
@@ -342,7 +332,6 @@ class RecallTask(BlockTask, Classification):
         Metric("acc_{}_asked", "accuracy of {} questions", better="more", highest=1, stages=("test",)),
         Metric("acc_{}_long", "accuracy at length {}", better="more", highest=1, stages=("test",)),
     )
-    required_spec = ("vocab_size", "length")
     model: CausalLM
 
     def __init__(
@@ -382,10 +371,9 @@ class RecallTask(BlockTask, Classification):
         return {"acc_{}_back": powers, "acc_{}_asked": powers, "acc_{}_long": lengths}
 
     def check_causality(self) -> None:
-        if not self.model.causal:
-            return
-        symbols, states = self.hparams["spec"]["vocab_size"], partial(CausalLM.states, self.model)
-        require_causal(self.hparams["attn"], self.model, states, self.model.embedding.max_len, symbols)
+        if self.model.causal:
+            length, symbols = self.model.embedding.max_len, self.hparams["spec"]["vocab_size"]
+            require_causal(self.hparams["attn"], self.model, self.model.states, length, symbols)
 
     def predictions(self, batch: Batch) -> Predictions:
         """Return the `Predictions` of a batch at the positions with a question."""
@@ -430,17 +418,13 @@ class RecallTask(BlockTask, Classification):
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
         """Return three texts for every sequence: its symbols, the right answers in order, and the model's answers."""
         symbols, answers, _ = batch
-        predicted = self(symbols).argmax(-1)
-        asked = answers != IGNORE
-        rows = {
-            "symbols": (symbols, torch.ones_like(asked)),
-            "target": (answers, asked),
-            "prediction": (predicted, asked),
-        }
-        return {
-            name: [" ".join(map(str, row[shown].tolist())) for row, shown in zip(*both, strict=True)]
-            for name, both in rows.items()
-        }
+        asked, predicted = answers != IGNORE, self(symbols).argmax(-1)
+        rows = {"symbols": (symbols, symbols >= 0), "target": (answers, asked), "prediction": (predicted, asked)}
+
+        def text(row: Tensor) -> str:
+            return " ".join(map(str, row.tolist()))
+
+        return {name: [text(row[of]) for row, of in zip(*both, strict=True)] for name, both in rows.items()}
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         symbols = [str(symbol) for symbol in inputs[0][0].tolist()]

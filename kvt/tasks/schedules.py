@@ -20,9 +20,6 @@ def total_steps(task: L.LightningModule) -> int:
     if steps == math.inf:
         remedy = "give the Trainer max_epochs or max_steps (max_time may still end the run), or use schedule=constant"
         raise UserError(f"max_epochs=-1: schedule={task.schedule} spans all steps of the run: {remedy}")
-    if steps < 1:
-        limits = "max_steps, max_epochs, limit_train_batches"
-        raise UserError(f"the learning-rate schedule needs at least one step: check the Trainer's {limits}")
     return int(steps)
 
 

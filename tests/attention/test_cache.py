@@ -16,12 +16,18 @@ pytestmark = pytest.mark.usefixtures("kernel")
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=5)
-@given(case=cases(), chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4), rope=st.sampled_from([0.0, 1.0]))
-@example(case=SMALL, chunks=[1, 1, 1, 1, 1], rope=1.0)
-@example(case=SMALL, chunks=[5, 1, 1], rope=0.5)
-@example(case=SMALL, chunks=[2, 3, 4], rope=0.0)
-def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks, rope):
-    layer, x, cache = case.layer(name, pos=pos, rope=rope), case.input(sum(chunks)), KVCache(MAX_LEN)
+@given(
+    case=cases(),
+    chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    rope=st.sampled_from([0.0, 1.0]),
+    score=st.sampled_from(["scaled_dot", "additive"]),
+    attend_self=st.booleans(),
+)
+@example(case=SMALL, chunks=[1, 1, 1, 1, 1], rope=1.0, score="scaled_dot", attend_self=False)
+@example(case=SMALL, chunks=[5, 1, 1], rope=0.5, score="scaled_dot", attend_self=True)
+@example(case=SMALL, chunks=[2, 3, 4], rope=0.0, score="scaled_dot", attend_self=False)
+def test_a_sequence_in_chunks_equals_the_whole(name, pos, case, chunks, **setting):
+    layer, x, cache = case.layer(name, pos=pos, **setting), case.input(sum(chunks)), KVCache(MAX_LEN)
     pieces = [layer(chunk, causal=True, cache=cache) for chunk in x.split(chunks, dim=1)]
     assert_close(torch.cat(pieces, dim=1), layer(x, causal=True))
 
@@ -52,15 +58,18 @@ def test_a_key_that_is_the_value_is_stored_once_in_whatever_rows_are_kept(name, 
 
 @pytest.mark.parametrize("name", ["kv", "kv+phase", "q-kv", "q-kv-gemma", "q-kv-deepseek", "mla"])
 @pytest.mark.parametrize("rope", [0.0, 0.5])
-def test_a_sliding_cache_is_a_band_mask(name, rope):
-    layer, x, cache = SMALL.layer(name, rope=rope), SMALL.input(MAX_LEN), KVCache(4, slides=True)
-    band = ~torch.ones(MAX_LEN, MAX_LEN).bool().tril(-4)[None, None]
+@pytest.mark.parametrize(("attend_self", "size"), [(True, 4), (False, 4), (False, 1)])
+def test_a_sliding_cache_is_a_band_mask(name, rope, attend_self, size):
+    """With a window of one token, this token sees itself."""
+    layer, x = SMALL.layer(name, rope=rope, attend_self=attend_self), SMALL.input(MAX_LEN)
+    band, cache = ~torch.ones(MAX_LEN, MAX_LEN).bool().tril(-size)[None, None], KVCache(size, slides=True)
     whole, maps = layer(x, causal=True, mask=band), layer.weights(x, causal=True, mask=band)
-    for place, token in enumerate(x.split([3, *[1] * (MAX_LEN - 3)], dim=1), start=2):
+    first = min(3, size)
+    for place, token in enumerate(x.split([first, *[1] * (MAX_LEN - first)], dim=1), start=first - 1):
         rows = layer.weights(token, causal=True, cache=cache)  # changes nothing
-        assert_close(rows[:, :, -1], maps[:, :, place, max(0, place - 3) : place + 1])
+        assert_close(rows[:, :, -1], maps[:, :, place, max(0, place - size + 1) : place + 1])
         assert_close(layer(token, causal=True, cache=cache)[:, -1], whole[:, place])
-    assert (cache.length, cache.read()[0].shape[2]) == (MAX_LEN, 4)
+    assert (cache.length, cache.read()[0].shape[2]) == (MAX_LEN, size)
     with pytest.raises(UserError, match="do not fit"):  # the first of two would miss a token
         layer(x[:, :2], causal=True, cache=cache)
 

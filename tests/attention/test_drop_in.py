@@ -85,30 +85,12 @@ def test_it_trains_in_torchs_encoder(attn):
 
 
 @torch.no_grad()
-def test_it_takes_its_place_in_torchs_decoder(pair):
-    theirs, ours = pair
-    layer, x, memory = nn.TransformerDecoderLayer(DIM, HEADS, 16, batch_first=True).eval(), *torch.randn(2, B, N, DIM)
-    outputs = []
-    for one in (theirs, ours):
-        layer.self_attn = layer.multihead_attn = one
-        outputs.append(layer(x, memory, tgt_mask=FUTURE, memory_key_padding_mask=PADDED, tgt_is_causal=True))
-    assert_close(*outputs)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_finished_encoder_that_would_pass_nested_tensors_is_refused(pair, place):
-    theirs, ours = pair
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True), 2).eval()
-    x, real = torch.randn(B, N, DIM), ~PADDED[..., None]
-    for layer in encoder.layers:
-        layer.self_attn = theirs
-    expected = encoder(x, src_key_padding_mask=PADDED)
-    encoder.layers[place].self_attn = ours
+    encoder.layers[place].self_attn = pair[1]
     with pytest.raises(UserError, match=r"in_proj_weight: replace|three dimensions"):
-        encoder(x, src_key_padding_mask=PADDED)
-    encoder.use_nested_tensor = False
-    assert_close(encoder(x, src_key_padding_mask=PADDED) * real, expected * real)
+        encoder(torch.randn(B, N, DIM), src_key_padding_mask=PADDED)
 
 
 def test_arguments_reach_the_attention():
@@ -131,13 +113,10 @@ X, OTHER = torch.zeros(B, N, DIM), torch.zeros(B, M, DIM)
     ("attn", "inputs", "call", "message"),
     [
         ("qkv", [X[0]] * 3, {}, "key and value"),
-        ("qkv", [X, X, X.clone()], {}, "key and value"),
         ("kv", [X, OTHER, OTHER], {}, "QKV"),
         ("qkv", [X, *[OTHER[:1]] * 2], {}, "key of shape"),
-        ("qkv", [X[..., 1:]] * 3, {}, "query of shape"),
         ("qkv", [X, OTHER, OTHER], {"is_causal": True}, "attn_mask"),
         ("qkv", [X] * 3, {"attn_mask": FUTURE.expand(B * HEADS, N, N)}, "attn_mask"),
-        ("qkv", [X] * 3, {"attn_mask": FUTURE.long()}, "attn_mask"),
         ("qkv", [X] * 3, {"key_padding_mask": PADDED[:1]}, "key_padding_mask"),
         (f"{__name__}.Own", [X] * 3, {"attn_mask": as_numbers(FUTURE)}, "boolean"),
     ],

@@ -1,13 +1,9 @@
 """Layers from a name or a class, and the errors where there is none."""
 
-import re
-
 import pytest
 import torch
 
 from kvt.attention import QKV, AttentionFactory
-from tests.conftest import REPOSITORY
-from tests.helpers.small_tasks import TASKS, small_task
 
 SETTING = {"heads": 2, "max_len": 8, "pos_dim": 10, "bias": False}
 MINE = """
@@ -57,19 +53,3 @@ def test_cross_attention_has_the_models_settings_but_not_the_users():
     assert type(cross) is QKV
     assert cross.heads == 2
     assert cross.projection["q"].bias is None
-
-
-def test_the_readme_names_all_that_the_tasks_give_an_attention(monkeypatch):
-    given = set()
-
-    class Recording(AttentionFactory):
-        def __init__(self, attn, attn_kwargs, **setting):
-            given.update(setting)
-            super().__init__(attn, attn_kwargs, **setting)
-
-    monkeypatch.setattr("kvt.tasks.options.AttentionFactory", Recording)
-    for name in TASKS:
-        small_task(name)
-    guide = (REPOSITORY / "docs/guides/attention.md").read_text()
-    told = re.search(r"\*\*The constructor\*\* receives (.*?)\n\n", guide, re.DOTALL)[1]
-    assert {*re.findall(r"`([a-z_]+)`", told)} - {"dim"} == given

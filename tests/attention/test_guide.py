@@ -8,12 +8,11 @@ from torch import nn
 from torch.testing import assert_close
 
 import kvt
-from kvt.attention import QKV, Attention, KVCache, record_maps
+from kvt.attention import QKV, KVCache, record_maps
 from kvt.attention.kernels import product
 from kvt.models import CausalLM
 from kvt.models.embedding import LearnedPositions
 from kvt.models.generation import sample
-from kvt.system import UserError
 from tests.conftest import REPOSITORY
 
 GUIDE = (REPOSITORY / "docs/guides/attention.md").read_text()
@@ -81,17 +80,6 @@ def test_sums_take_the_same_room_however_long_the_text():
         sizes.add(cache.nbytes)
     assert sizes == {2 * 4 * 5 * 4}  # heads, D, D + 1, bytes
     assert isinstance(QKV(8, 2).make_cache(100), KVCache)
-
-
-def test_who_overrides_attend_alone_is_told_what_a_map_needs():
-    class Mean(Attention):
-        def attend(self, q, k, v, mask, causal, attend_self=True):
-            return v.mean(2, keepdim=True).expand_as(q)
-
-    layer = Mean(8, 2)
-    assert layer(torch.zeros(1, 3, 8)).shape == (1, 3, 8)
-    with pytest.raises(UserError, match=r"Mean overrides attend.*override attention_weights"):
-        layer.weights(torch.zeros(1, 3, 8))
 
 
 class Block(nn.Module):

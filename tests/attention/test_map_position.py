@@ -47,15 +47,23 @@ def test_a_sequence_longer_than_max_len_is_refused(name, pos):
         SMALL.layer(name, pos=pos)(SMALL.input(MAX_LEN + 1))
 
 
-@pytest.mark.parametrize("name", [*POSITIONED, "kv+phase"])
-def test_the_fused_kernel_never_stores_a_map(name):
+@pytest.mark.parametrize(
+    ("name", "kinds", "attend_self"),
+    [
+        *((name, MASKS[:3], True) for name in (*POSITIONED, "kv+phase")),
+        *((name, ["causal"], False) for name in ("qkv", "kv+pos", "kv+phase", "q-kv-deepseek")),
+    ],
+)
+def test_the_fused_kernel_never_stores_a_map(name, kinds, attend_self):
+    """Without self, a causal map is that of the kernel with one token less."""
     n = 512
     case = Case(heads=4, group=1, head_dim=8, batch=2, length=n, seed=0)
-    layer = case.layer(name, max_len=n, pos_dim=50).float()
+    layer = case.layer(name, max_len=n, pos_dim=50, attend_self=attend_self).float()
     x = case.input().float().requires_grad_()
 
     def step(masks):
         layer(x, **masks).sum().backward()
 
-    for kind in MASKS[:3]:
+    for kind in kinds:
         assert max(allocations(partial(step, case.mask(kind)))) < 4 * n * n  # one float32 map of one head
+    assert max(allocations(lambda: layer.weights(x, causal=True))) >= 4 * n * n

@@ -19,15 +19,22 @@ scores = st.sampled_from(["scaled_dot", "additive"])  # with and without kernels
 
 @pytest.mark.parametrize(("name", "pos"), VARIANTS)
 @settings(max_examples=12)
-@given(case=cases(lengths), score=scores, later=st.booleans(), causal=st.booleans(), data=st.data())
-def test_later_tokens_and_masked_keys_have_no_influence_on_others(name, pos, score, case, later, causal, data):
+@given(
+    case=cases(lengths),
+    score=scores,
+    rope=st.sampled_from([0.0, 1.0]),
+    later=st.booleans(),
+    causal=st.booleans(),
+    data=st.data(),
+)
+def test_later_tokens_and_masked_keys_have_no_influence_on_others(name, pos, score, rope, case, later, causal, data):
     if later:
         hidden = torch.arange(case.length) >= data.draw(st.integers(1, case.length - 1))
         masks = {"causal": True}
     else:
         hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=case.length, max_size=case.length)))
         masks = {"mask": ~hidden[None, None, None], "causal": causal}
-    layer, x = case.layer(name, pos=pos, score=score), case.input().requires_grad_()
+    layer, x = case.layer(name, pos=pos, score=score, rope=rope), case.input().requires_grad_()
 
     def others(x):
         return layer(x, **masks)[:, ~hidden]

@@ -1,7 +1,6 @@
 """What the variants compute, which parameters they own, and what they refuse."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, KV, QKV, SCORES, AttentionFactory
-from kvt.models import ListTagger, Seq2Seq
-from kvt.tasks.options import BlockTask
-from tests.conftest import REPOSITORY
+from kvt.attention import ATTENTION, KV, QKV, SCORES
 from tests.helpers.layers import MASKS, SMALL, VARIANTS, Case, any_head_dim, cases, gradients, kinds_of_mask
+from tests.helpers.small_tasks import TASKS, small_task
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -80,28 +77,39 @@ def test_identity_exchanges_nothing_between_tokens(case):
     assert_close(layer(x), torch.cat([layer(token) for token in x.split(1, dim=1)], dim=1))
 
 
-@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
-@pytest.mark.parametrize("name", ATTENTION)
-def test_dropout_drops_weights_and_keeps_their_expectation(name, score):
+@pytest.mark.parametrize(
+    ("name", "score", "causal", "attend_self"),
+    [
+        *((name, score, False, True) for name in ATTENTION for score in ("scaled_dot", "additive")),
+        *(("kv", "scaled_dot", causal, False) for causal in (False, True)),
+    ],
+)
+def test_dropout_drops_weights_and_keeps_their_expectation(name, score, causal, attend_self):
     n, draws, p = 4, 2000, 0.25
     case = Case(heads=2, group=1, head_dim=n, batch=1, length=n, seed=0)
-    layer = case.layer(name, score=score, dropout=p)
+    layer = case.layer(name, score=score, dropout=p, attend_self=attend_self)
     q, k, _ = layer.project(case.input().expand(draws, -1, -1))
     one_hot = torch.eye(n, dtype=q.dtype).expand(draws, 2, n, n)  # as values, they return the map itself
-    drawn, whole = layer.attend(q, k, one_hot, None, False), layer.attention_weights(q, k, None, False)
+    drawn, whole = layer.attend(q, k, one_hot, None, causal, attend_self), layer.attention_weights(q, k, None, causal)
+    if not attend_self:
+        whole = layer.weights(case.input(), causal=causal).expand(draws, -1, -1, -1)
     kept = drawn != 0
     assert_close(drawn[kept], whole[kept] / (1 - p))
     assert_close(drawn.mean(0), whole[0], atol=5 * (p / (1 - p) / draws) ** 0.5, rtol=0)
-    assert_close(layer.eval().attend(q, k, one_hot, None, False), whole)
+    assert_close(layer.eval().attend(q, k, one_hot, None, causal, attend_self), whole)
 
 
 @pytest.mark.parametrize(
-    ("name", "pos", "score"),
-    [*((*variant, "scaled_dot") for variant in VARIANTS), *(("kv+pos", "sinusoid", score) for score in SCORES)],
+    ("name", "pos", "score", "attend_self"),
+    [
+        *((*variant, "scaled_dot", True) for variant in VARIANTS),
+        *(("kv+pos", "sinusoid", score, True) for score in SCORES),
+        *((name, "sinusoid", "scaled_dot", False) for name in ("qkv", "kv+pos")),
+    ],
 )
-def test_bfloat16_is_close_to_float32(name, pos, score):
+def test_bfloat16_is_close_to_float32(name, pos, score, attend_self):
     case = Case(heads=4, group=2, head_dim=8, batch=2, length=8, seed=0)
-    layer, x = case.layer(name, score=score, pos=pos).float(), case.input().float() / 3
+    layer, x = case.layer(name, score=score, pos=pos, attend_self=attend_self).float(), case.input().float() / 3
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(x, causal=True)
     output.float().sum().backward()
@@ -134,21 +142,6 @@ def test_what_a_users_attention_overrides_is_used(attention):
     assert_close(layer(x), layer.output(mean))
 
 
-class WideValue(QKV):
-    """Values of twice the width."""
-
-    def __init__(self, dim, heads, **kwargs):
-        super().__init__(dim, heads, **kwargs)
-        self.widths["v"] = 2 * self.head_dim
-        self.projection["v"], self.output = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
-
-
-def test_a_projection_may_have_a_width_of_its_own():
-    layer, x = WideValue(8, 2).double(), torch.randn(2, 5, 8, dtype=torch.float64)
-    values = layer.projection["v"](x).unflatten(-1, (2, 8)).transpose(1, 2)
-    assert_close(layer(x), layer.output((layer.weights(x) @ values).transpose(1, 2).flatten(2)))
-
-
 def test_a_users_bias_may_leave_a_query_no_key():
     assert NoKey(8, 2)(torch.randn(2, 5, 8)).isfinite().all()
 
@@ -163,16 +156,10 @@ def test_queries_may_start_as_the_keys(name, group):
     assert layer.projection["q"].weight is not layer.projection["k"].weight
 
 
-@pytest.mark.parametrize("model", ["tagger", "translator"])
-def test_models_that_initialise_the_weights_keep_a_symmetric_start(model):
-    make = AttentionFactory("qkv", {"init": "symmetric"}, heads=2)
-    models = {
-        "tagger": partial(ListTagger, make, vocab_size=10, length=4, dim=8, depth=2),
-        "translator": partial(
-            Seq2Seq, make, source_vocab_size=5, target_vocab_size=5, dim=8, depth=1, max_len=4, pad=0
-        ),
-    }
-    layers = [layer for layer in models[model]().encoder.modules() if isinstance(layer, QKV)]
+@pytest.mark.parametrize("task", TASKS)
+def test_models_that_initialise_the_weights_keep_a_symmetric_start(task):
+    model = small_task(task, attn="qkv", attn_kwargs={"init": "symmetric"}).model
+    layers = [layer for name, layer in model.named_modules() if isinstance(layer, QKV) and "cross" not in name]
     assert layers
     for layer in layers:
         assert torch.equal(layer.projection["q"].weight, layer.projection["k"].weight)
@@ -202,16 +189,7 @@ def test_the_entry_of_a_class_is_all_that_a_variant_needs(monkeypatch):
     assert (Sharp.formula, Sharp.label, Sharp.colour) == ("softmax(2 α K Kᵀ) V", "Sharp", "#123456")
 
 
-def test_each_has_a_formula_a_colour_and_a_label_of_its_own_and_a_row_in_the_documentation():
-    for attribute in ("label", "colour"):
-        assert len({getattr(cls, attribute) for cls in ATTENTION.values()}) == len(ATTENTION)
-    table = (REPOSITORY / "docs" / "idea.md").read_text(encoding="utf-8")
-    for name, cls in ATTENTION.items():
-        assert f"`{name}`" in table
-        assert f"{name}: {cls.formula}" in BlockTask.__doc__
-
-
-class Wide(ATTENTION["kv+pos"]):
+class Wide:
     """Values of twice the width of the keys."""
 
     def __init__(self, dim, heads, **kwargs):
@@ -220,9 +198,18 @@ class Wide(ATTENTION["kv+pos"]):
         self.projection["v"], self.output = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
 
 
+class WideQKV(Wide, QKV):
+    pass
+
+
+class WideKVPos(Wide, ATTENTION["kv+pos"]):
+    """With a bias of the keys."""
+
+
 @pytest.mark.parametrize("length", [20, 300])  # an explicit map; a fused kernel
-def test_values_wider_than_keys_keep_their_width_beside_a_bias_of_the_keys(length):
-    torch.manual_seed(0)
-    layer, x = Wide(8, 2, max_len=300).double(), torch.randn(1, length, 8, dtype=torch.double)
-    values = (layer.weights(x) @ layer.project(x)[2]).transpose(1, 2).flatten(2)
+@pytest.mark.parametrize("layer", [WideQKV(8, 2), WideKVPos(8, 2, max_len=300)], ids=["qkv", "kv+pos"])
+def test_values_wider_than_keys_keep_their_width(layer, length):
+    x = torch.randn(1, length, 8, dtype=torch.double)
+    values = layer.double().projection["v"](x).unflatten(-1, (2, 8)).transpose(1, 2)
+    values = (layer.weights(x) @ values).transpose(1, 2).flatten(2)
     assert_close(layer(x), layer.output(values))

@@ -54,6 +54,8 @@ class Case:
         setting = {"heads": self.heads, "kv_heads": self.kv_heads, "max_len": MAX_LEN, **setting}
         if name == "mla" and setting.get("score") not in PRODUCTS:
             setting.pop("score", None)
+        if name == "identity":
+            setting.pop("attend_self", None)
         return AttentionFactory(name, **setting)(self.dim).double()
 
     def input(self, length: int | None = None) -> Tensor:

@@ -59,11 +59,6 @@ def test_a_scaled_embedding_begins_as_large_and_is_dropped_in_training(positions
     assert_close((scaled.train()(tokens) == 0).float().mean(), torch.tensor(0.25), atol=0.02, rtol=0)
 
 
-def test_unknown_positions_are_named():
-    with pytest.raises(UserError, match=r"unknown positions 'rope': .*choose from learned, sinusoidal, rotary, none"):
-        make_embedding("rope", SYMBOLS, DIM, MAX_LEN)
-
-
 @pytest.mark.parametrize("positions", EMBEDDINGS)
 def test_a_position_beyond_max_len_is_refused(positions):
     with pytest.raises(UserError, match=f"{MAX_LEN + 1} tokens is longer than max_len={MAX_LEN}"):

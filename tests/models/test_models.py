@@ -16,10 +16,11 @@ def tagger() -> ListTagger:
     return model.double().eval()
 
 
-@pytest.fixture
-def vit() -> ViT:
+@pytest.fixture(params=["class", "mean"])
+def vit(request) -> ViT:
     make = AttentionFactory("kv", heads=2, bias=False)
-    return ViT(make, channels=3, height=8, width=12, classes=5, patch=4, dim=16, depth=2).double().eval()
+    sizes = {"channels": 3, "height": 8, "width": 12, "classes": 5, "patch": 4, "dim": 16, "depth": 2}
+    return ViT(make, **sizes, pool=request.param).double().eval()
 
 
 def test_the_tagger_is_the_one_hot_formula(tagger):
@@ -40,7 +41,7 @@ def test_the_tagger_starts_with_xavier_projections_and_zero_biases(tagger):
             assert linear.weight.abs().max() <= (6 / sum(linear.weight.shape)) ** 0.5
 
 
-def test_vit_reads_the_class_token_after_pre_norm_blocks(vit):
+def test_vit_reads_the_class_token_or_the_mean_of_the_patches_after_pre_norm_blocks(vit, request):
     image = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     patches = F.unfold(image, 4, stride=4).unflatten(1, (3, 4, 4)).permute(0, 4, 2, 3, 1).flatten(2)
     x = torch.cat([vit.class_token.expand(2, 1, -1), vit.embed(patches)], 1) + vit.positions
@@ -48,7 +49,8 @@ def test_vit_reads_the_class_token_after_pre_norm_blocks(vit):
         x = x + block.attention.layer(block.attention.norm(x))
         network = block.feed_forward.layer
         x = x + network[3](F.gelu(network[0](block.feed_forward.norm(x))))
-    torch.testing.assert_close(vit(image), vit.head(x[:, 0]))
+    pooled = {"class": x[:, 0], "mean": x[:, 1:].mean(1)}[request.node.callspec.params["vit"]]
+    torch.testing.assert_close(vit(image), vit.head(pooled))
 
 
 def test_an_exported_vit_takes_any_batch(vit):

@@ -5,7 +5,6 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvt.system import UserError
 from kvt.tasks.translation import paper_bleu, text_scores
 from tests.conftest import SMALL
 
@@ -51,21 +50,6 @@ def test_the_signature_says_what_counts_as_a_word(language, words):
     version = f"version:{sacrebleu.__version__}"
     assert bleu == f"nrefs:1|case:mixed|eff:no|tok:{words}|smooth:exp|{version}"
     assert chrf == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
-
-
-@pytest.mark.parametrize("language", ["ja", "ko"])
-def test_a_package_that_words_need_is_named(monkeypatch, language):
-    monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
-    with pytest.raises(UserError, match=rf'target={language}: .*: pip install "sacrebleu\[{language}\]"'):
-        text_scores([""], [""], language)
-
-
-def test_it_is_named_before_a_run_begins(mistake, experiment, monkeypatch):
-    def refuse(**settings):
-        raise RuntimeError("not installed")
-
-    monkeypatch.setattr("kvt.tasks.translation.BLEU", refuse)
-    assert 'pip install "sacrebleu[en]"' in mistake(experiment, "translation", *SMALL["translation"])
 
 
 def test_the_scores_of_a_run_into_chinese_are_of_its_characters(experiment, tmp_path):

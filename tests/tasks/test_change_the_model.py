@@ -1,22 +1,17 @@
 """What users change of a task's model and training: a flag of every task that has the part."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import kvt
 from kvt.attention import ATTENTION
-from kvt.models import ViT
 from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
-from kvt.models.vit import POOLS
 from kvt.system import UserError
-from kvt.tasks import LanguageModelTask
 from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 from tests.run.test_overfit import small
@@ -32,9 +27,11 @@ def those(task, kind):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", TASKS)
 def test_all_residual_connections_have_the_norm_that_is_asked_for(name, norm):
-    task = small_task(name, norm=norm, expansion=1)
-    assert {type(residual) for residual in those(task, Residual)} == {NORMS[norm]}
-    task.compute_metrics(small_batch(name))["loss"].backward()
+    for expansion in (1, 0):
+        task = small_task(name, norm=norm, expansion=expansion)
+        assert {type(residual) for residual in those(task, Residual)} == {NORMS[norm]}
+        assert bool(those(task, FeedForward)) == bool(expansion)
+        task.compute_metrics(small_batch(name))["loss"].backward()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -43,40 +40,6 @@ def test_all_feed_forward_networks_have_the_activation_and_width_that_are_asked_
     networks = those(small_task(name, activation=activation, expansion=1.3), FeedForward)
     assert {type(network[1]) for network in networks} == {ACTIVATIONS[activation]}
     assert {network[0].out_features for network in networks} == {10}  # 1.3 · 8
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_without_an_expansion_there_are_no_feed_forward_networks(name):
-    task = small_task(name, expansion=0)
-    assert not those(task, FeedForward)
-    task.compute_metrics(small_batch(name))["loss"].backward()
-
-
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("setting", ["norm", "activation", "schedule", "pool"])
-def test_a_wrong_name_is_told_with_the_flag_and_the_choices(name, setting):
-    if setting not in small_task(name).hparams:
-        return
-    with pytest.raises(UserError, match=f"unknown {setting} 'other'.*choose from [a-z]+, [a-z]+"):
-        small_task(name, **{setting: "other"})
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"expansion": -1}, "expansion=-1 must be 0 or more"),
-        ({"expansion": float("nan")}, "expansion=nan"),
-        ({"smoothing": 1.0}, "smoothing=1.0"),
-        ({"warmup": -1}, "warmup=-1"),
-        ({"warmup": 0, "schedule": "inverse_sqrt"}, "warmup=0"),
-        ({"warmup": 5, "schedule": "one_cycle"}, "schedule=one_cycle has no warm-up: pass warmup=0"),
-        ({"schedule": "noam"}, "unknown schedule 'noam'"),
-        ({"schedule": "multistep"}, "unknown schedule 'multistep'"),
-    ],
-)
-def test_wrong_numbers_are_told(settings, told):
-    with pytest.raises(UserError, match=told):
-        small_task("ListTask", **settings)
 
 
 def rates(task, steps: int) -> list[float]:
@@ -130,20 +93,6 @@ def test_smoothing_is_of_the_training_loss_alone(name):
     assert losses[0.2] == pytest.approx([0.8 * true + 0.2 * everywhere, false], rel=1e-5)
 
 
-def test_the_head_of_a_vit_reads_the_mean_of_the_patches():
-    from kvt.attention import AttentionFactory
-
-    vit = ViT(
-        AttentionFactory("kv", heads=2),
-        **{"channels": 1, "height": 4, "width": 8, "classes": 3, "patch": 4, "dim": 8, "depth": 2, "pool": "mean"},
-    ).double()
-    images = torch.randn(2, 1, 4, 8, dtype=torch.float64)
-    patches = F.unfold(images, 4, stride=4).mT
-    x = torch.cat([vit.class_token.expand(2, 1, -1), vit.embed(patches)], 1) + vit.positions
-    torch.testing.assert_close(vit(images), vit.head(vit.encoder(x)[:, 1:].mean(1)))
-    assert [*POOLS] == ["class", "mean"]
-
-
 def test_dropout_of_images_is_of_training_alone():
     task, batch = small_task("ImageTask", dropout=0.5), small_batch("ImageTask")
     assert not torch.equal(task(batch[0]), task(batch[0]))
@@ -153,55 +102,44 @@ def test_dropout_of_images_is_of_training_alone():
 
 
 @pytest.mark.parametrize(
-    ("name", "attn"), [*((name, "kv") for name in TASKS), *(("LanguageModelTask", attn) for attn in ATTENTION)]
+    ("name", "attn", "match", "settings"),
+    [
+        *((name, "kv", "qkv", {}) for name in TASKS),
+        *(("LanguageModelTask", attn, "qkv", {}) for attn in ATTENTION),
+        ("LanguageModelTask", "q-kv", "qkv", {"share_layers": 2}),  # matched with layers that do not share
+        ("LanguageModelTask", "qkv", "k", {"expansion": 1}),  # no width is left
+        ("ListTask", "qkv", "qkv", {"attn_kwargs": {"kv_heads": 1}}),
+    ],
 )
-def test_a_matched_model_has_as_many_parameters_as_that_with_qkv(name, attn):
-    sizes = {"dim": 64, "depth": 2, "heads": 4, "expansion": 3}
-    task, reference = (
-        small_task(name, **sizes, **given) for given in ({"attn": attn, "match": "qkv"}, {"attn": "qkv"})
-    )
-    assert task.num_parameters == pytest.approx(reference.num_parameters, rel=0.005)
-    told = re.fullmatch(r"expansion ([\d.]+): ([\d,]+) parameters, ([\d,]+) with qkv", task.metric_notes["matched"])
-    assert round(float(told[1]) * 64) == those(task, FeedForward)[0][0].out_features
-    assert [int(count.replace(",", "")) for count in told.groups()[1:]] == [
-        task.num_parameters,
-        reference.num_parameters,
-    ]
+def test_a_matched_model_has_as_many_parameters_as_that_with_another_attention(name, attn, match, settings):
+    sizes = {"dim": 128, "depth": 4, "heads": 4, "expansion": 3} | settings
+    whole = {"attn": match, "attn_kwargs": None, **({"share_layers": 1} if "share_layers" in settings else {})}
+    task, reference = (small_task(name, **sizes | given) for given in ({"attn": attn, "match": match}, whole))
+    counts = [task.num_parameters, reference.num_parameters]
+    assert counts[0] == pytest.approx(counts[1], rel=0.005)
+    numbers = f"{counts[0]:,} parameters, {counts[1]:,} with {match}"
+    assert task.metric_notes["matched"] == f"expansion {task.expansion:.6g}: {numbers}"
+    widths = {network[0].out_features for network in those(task, FeedForward)}
+    assert widths == ({round(task.expansion * 128)} if task.expansion else set())
     task.compute_metrics(small_batch(name))["loss"].backward()
-
-
-def test_layers_that_share_are_matched_with_layers_that_do_not():
-    spec, sizes = {"tokenizer": "bytes", "length": 16}, {"dim": 128, "depth": 4, "heads": 4}
-    shared = LanguageModelTask(spec, attn="q-kv", share_layers=2, match="qkv", **sizes)
-    assert shared.num_parameters == pytest.approx(
-        LanguageModelTask(spec, attn="qkv", **sizes).num_parameters, rel=0.005
-    )
-
-
-def test_a_model_may_lose_all_its_feed_forward_width_to_match_a_smaller_one():
-    sizes = {"dim": 128, "depth": 3, "heads": 4, "expansion": 1}
-    spec = {"tokenizer": "bytes", "length": 16}
-    matched = LanguageModelTask(spec, attn="qkv", match="k", **sizes)
-    assert matched.expansion == 0
-    assert matched.num_parameters == pytest.approx(LanguageModelTask(spec, attn="k", **sizes).num_parameters, rel=0.005)
-
-
-def test_fewer_heads_of_keys_are_matched_with_all_of_them():
-    grouped = small_task("ListTask", dim=64, attn="qkv", attn_kwargs={"kv_heads": 1}, match="qkv")
-    whole = small_task("ListTask", dim=64, attn="qkv")
-    assert grouped.num_parameters == pytest.approx(whole.num_parameters, rel=0.005)
-    assert those(grouped, FeedForward)[0][0].out_features > those(whole, FeedForward)[0][0].out_features
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
+        ({"norm": "other"}, "unknown norm 'other'"),
+        ({"activation": "other"}, "unknown activation 'other'"),
+        ({"schedule": "noam"}, "unknown schedule 'noam'"),
+        ({"expansion": -1}, "expansion=-1 must be 0 or more"),
+        ({"smoothing": 1.0}, "smoothing=1.0"),
+        ({"warmup": 0, "schedule": "inverse_sqrt"}, "warmup=0"),
+        ({"warmup": 5, "schedule": "one_cycle"}, "schedule=one_cycle has no warm-up"),
         ({"match": "other"}, "unknown match 'other'"),
         ({"match": "qkv", "expansion": 0}, "match=qkv: the model has no feed-forward network to widen"),
         ({"match": "k", "attn": "qkv+pos", "attn_kwargs": {"pos": "learned"}, "expansion": 0.1, "dim": 64}, "no width"),
     ],
 )
-def test_what_cannot_be_matched_is_told(settings, told):
+def test_a_setting_that_a_task_does_not_have_is_named(settings, told):
     with pytest.raises(UserError, match=told):
         small_task("ListTask", **settings)
 

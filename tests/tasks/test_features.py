@@ -13,7 +13,6 @@ from kvt.data.images import DecodedImages
 from kvt.tasks.anomaly import BackboneFeatures
 from tests.conftest import slow, write_images
 from tests.data.helpers import cut, user_error
-from tests.data.test_tensor_files import Program
 
 BACKBONE = "shufflenet_v2_x0_5"  # small, and quick on small images
 
@@ -95,14 +94,6 @@ def test_images_keep_their_size_where_the_network_takes_it(images, backbone, siz
     assert source.preprocess(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape == (1, 3, *seen)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "width"),
-    [("resnet34", 512), ("vit_b_16", 768), ("vgg16", 4096), ("regnet_y_128gf", 7392), ("googlenet", 1024)],
-)
-def test_the_width_of_large_networks_is_known_without_their_weights(images, backbone, width):
-    assert backbone_features(images, None, backbone).feature_dim == width
-
-
 # ---- weights -------------------------------------------------------------------------------------
 
 
@@ -145,27 +136,6 @@ def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
         found = backbone_features(images, tmp_path / name).model().state_dict()
         for key, tensor in expected.items():
             torch.testing.assert_close(found[key], tensor, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize("content", ["junk", "program", "list", "number", "integers"])
-def test_weights_that_cannot_be_used(images, weights, tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "broken.pth"
-    state = torch.load(weights)
-    saved = {
-        "program": {"fc.weight": Program()},
-        "list": [1],
-        "number": {"fc.weight": 1},
-        "integers": {**state, "conv1.0.weight": state["conv1.0.weight"].to(torch.int8)},
-    }
-    if content == "junk":
-        path.write_bytes(b"junk")
-    else:
-        torch.save(saved[content], path)
-    message = user_error(lambda: backbone_features(images, path).prepare())
-    assert f"{path} does not fit {BACKBONE} (" in message
-    assert len(message) < 350
-    assert not Path("ran").exists()
 
 
 # ---- the cache -----------------------------------------------------------------------------------

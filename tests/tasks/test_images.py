@@ -36,11 +36,12 @@ def test_validation_is_held_out_of_train_and_test_is_apart(data):
     assert train | val == rows(data.source.load("train")[0])
 
 
-@pytest.mark.parametrize("size", [0, 36, 400, 0.001])
-def test_some_images_must_train_and_some_validate(small_data, size):
-    Images(data_dir=str(small_data)).prepare_data()
-    with pytest.raises(UserError, match="val_size"):
-        Images(val_size=size, data_dir=str(small_data)).load()
+@pytest.mark.parametrize(
+    "settings", [{"val_size": 0}, {"val_size": 36}, {"val_size": 0.001}, {"mean": [0.1, 0.2]}, {"std": [0.0]}], ids=str
+)
+def test_numbers_that_the_images_do_not_allow_are_named(small_data, settings):
+    with pytest.raises(UserError, match=min(settings)):
+        Images(**settings, data_dir=str(small_data)).load()
 
 
 class Spy(ImageTask):
@@ -75,13 +76,6 @@ def test_pixels_are_normalised(data):
     torch.testing.assert_close(inputs[0], (images / 255 - mean) / std)
 
 
-def test_mean_and_std_must_fit_the_channels(small_data):
-    with pytest.raises(UserError, match="mean"):
-        Images(mean=[0.1, 0.2], data_dir=str(small_data))
-    with pytest.raises(UserError, match="std"):
-        Images(std=[0.0], data_dir=str(small_data))
-
-
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """Photographs of any size in two classes, one of which is light."""
@@ -101,22 +95,16 @@ def test_mean_and_deviation_of_a_folder_are_those_of_its_pixels_to_train_on(phot
     settings = {"root": str(photos), "image_size": 16, "data_dir": str(tmp_path / "data")}
     data = Images(**settings)
     data.setup("fit")
+    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
     pixels = data.splits["train"][0].double() / 255
     assert data.spec["mean"] == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
     assert data.spec["std"] == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=1e-4)
-    given = Images(mean=0.5, std=[0.2, 0.3, 0.4], **settings)
-    assert (given.spec["mean"], given.spec["std"]) == ([0.5], [0.2, 0.3, 0.4])
+    assert Images(mean=0.5, **settings).spec == data.spec | {"mean": [0.5]}
+    assert Images(std=[0.2, 0.3, 0.4], **settings).spec == data.spec | {"std": [0.2, 0.3, 0.4]}
 
 
 CIFAR = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's
 MNIST = {"mean": [0.1307], "std": [0.3081]}
-
-
-@pytest.mark.parametrize("name", ["mean", "std"])
-def test_numbers_that_are_given_are_used_whatever_they_are(photos, tmp_path, name):
-    settings = {"root": str(photos), "image_size": 16, "data_dir": str(tmp_path / "data")}
-    measured, given = Images(**settings).spec, Images(**settings, **{name: CIFAR[name]}).spec
-    assert given == measured | {name: CIFAR[name]} != measured
 
 
 @pytest.mark.parametrize(
@@ -132,27 +120,15 @@ def test_a_published_data_set_has_the_numbers_of_the_papers_code(small_data, dat
 
 
 def test_a_root_has_its_own_numbers_and_a_checkpoint_keeps_them(photos, experiment, kvt):
-    """Also one of when CIFAR's numbers, the default, stood for those of the root: its `spec` has what was used."""
     flags = ["--root", str(photos), "--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2"]
     flags += ["--max_epochs", "1", "--val_size", "6", "--batch_size", "8"]
     measured = Images(root=str(photos), image_size=16).spec
     for given in ({}, CIFAR):
         words = [f"--{name}={value}" for name, value in given.items()]
         path = experiment("cifar10", *flags, *words)["path"].parent / "checkpoints" / "best.ckpt"
-        content = torch.load(path, weights_only=True)
-        spec = content["hyper_parameters"]["spec"]
+        spec = torch.load(path, weights_only=True)["hyper_parameters"]["spec"]
         assert {name: spec[name] for name in CIFAR} == (given or {name: measured[name] for name in CIFAR})
         kvt("validate", "--ckpt_path", str(path))
-        content["datamodule_hyper_parameters"] |= CIFAR  # as an older version saved it
-        torch.save(content, path)
-        kvt("validate", "--ckpt_path", str(path))
-        kvt("predict", "--ckpt_path", str(path))
-
-
-def test_a_val_folder_is_what_is_validated_on(photos, tmp_path):
-    data = Images(root=str(photos), image_size=16, data_dir=str(tmp_path / "data"))
-    data.setup("fit")
-    assert {split: len(labels) for split, (_, labels) in data.splits.items()} == {"train": 16, "val": 4, "test": 4}
 
 
 TINY = ["--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2", "--batch_size", "8"]
@@ -226,11 +202,8 @@ def test_one_image_a_file_and_a_batch_are_predicted_alike(data, tmp_path):
     [
         (torch.rand(2, 3, 32, 32), "from 0 to 255"),
         (torch.rand(2, 3, 32, 32) * 300 - 20, "from 0 to 255"),
-        (torch.full((2, 3, 32, 32), float("nan")), "from 0 to 255"),
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
-        (torch.zeros(32, 32, dtype=torch.uint8), r"\(B, 3, 32, 32\)"),
         ("nowhere.png", "nowhere.png is not a readable image"),
-        (np.zeros((32, 32, 3)), "images are ndarray"),
     ],
 )
 def test_what_is_no_image_is_refused(data, images, told):

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvt
-from kvt.commands import run_words
 from kvt.data import tokens as token_module
 from kvt.data.texts import Corpus
 from kvt.data.tokens import END, IGNORE, BytePairs, Bytes, TokenFile, document_starts, learn_pairs, read_tokenizer
-from kvt.system import UserError, run
+from kvt.system import UserError
 from kvt.tasks import LanguageModelTask, TextTokens
-from tests.conftest import CONFIGS, QUIET, SMALL
+from tests.conftest import SMALL
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch 🌲.\n"
 ANY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,22 +151,12 @@ def test_whatever_a_tokenizer_was_saved_with_all_of_the_text_is_encoded(pairs, o
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
-    [
-        ({"normalizer": {"type": "Lowercase"}}, "'Über allen Gipfeln i' becomes 'über allen gipfeln i'"),
-        ({"added": [{"content": "Ruh,", "rstrip": True}]}, "in allen Wipfeln"),
-        (
-            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
-            "' Ü",
-        ),
-    ],
+    "own", [{"normalizer": {"type": "Lowercase"}}, {"added": [{"content": "Ruh,", "rstrip": True}]}], ids=str
 )
-def test_a_tokenizer_that_changes_the_text_is_refused(pairs, tmp_path, own, told):
-    """And it is said where."""
+def test_a_tokenizer_that_changes_the_text_is_refused(pairs, tmp_path, own):
     tokens = others(pairs.definition, **own)
-    with pytest.raises(UserError, match=r"--tokenizer own.json does not keep the text") as refused:
+    with pytest.raises(UserError, match=r"--tokenizer own.json does not keep the text"):
         token_file(Corpus(folder(tmp_path, POEM)), tmp_path, tokens)
-    assert told in str(refused.value)
 
 
 def test_a_marker_in_a_document_does_not_end_it(pairs, tmp_path):
@@ -307,15 +295,6 @@ def test_rows_of_documents_are_cut_or_filled_with_ends(tmp_path):
     assert {len(text) < 40 for text in texts} == {True, False}
 
 
-def test_a_single_document_validates_on_its_last_part(tmp_path):
-    path = tmp_path / "poem.txt"
-    path.write_text(POEM * 5)
-    data = TextTokens(text=str(path), length=8, val_size=0.25, batch_size=2, data_dir=str(tmp_path))
-    data.setup("fit")
-    train, val = (served(data, split) for split in ("train", "val"))
-    assert len(val) / (len(train) + len(val)) == pytest.approx(0.25, abs=0.02)
-
-
 # ---- the model -----------------------------------------------------------------------------------
 
 
@@ -327,10 +306,9 @@ def recorded(task):
     return found
 
 
-@pytest.mark.parametrize("loss_on", ["real", "all"])
-def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
-    """Over all targets, and over the real ones alone, token by token."""
-    data = made(tmp_path, loss_on=loss_on, length=90 if loss_on == "all" else 20)
+def test_what_is_measured_is_what_it_is_called(tmp_path):
+    """Over all targets, and over the real ones alone, token by token: with loss_on=real, in test_honest_results.py."""
+    data = made(tmp_path, loss_on="all", length=90)
     torch.manual_seed(0)
     task = model(data.spec)
     for module in task.model.modules():
@@ -340,8 +318,6 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     for inputs, targets, real in served(data, "val"):
         log_p = task(torch.tensor([inputs]))[0].double().log_softmax(-1)
         for row, target, is_real in zip(log_p, targets, real, strict=True):
-            if target == IGNORE:
-                continue
             right += int(row.argmax()) == target
             every.append(-row[target].item())
             if is_real:
@@ -358,35 +334,7 @@ def test_what_is_measured_is_what_it_is_called(tmp_path, loss_on):
     assert found["val/real_ppl"] == pytest.approx(exp(sum(reals) / len(reals)), rel=1e-5)
     assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
     assert found["val/padding"] == pytest.approx(1 - len(reals) / len(every))
-    assert (found["val/padding"] > 0) == (loss_on == "all")
-
-
-def test_rows_without_a_real_target_leave_the_mean_of_the_others(tmp_path):
-    data = made(tmp_path, loss_on="all", length=40)
-    task = model(data.spec)
-    inputs, targets, real = next(iter(data.make_batches(*data.splits["val"], batch_size=1, seed=0)))
-    found = []
-    with torch.no_grad():
-        for masks in ([real], [torch.zeros_like(real), real]):
-            for mask in masks:
-                task.validation_step((inputs, targets, mask), 0)
-            found.append([task.means[f"val/{name}"].compute().item() for name in ("real_ppl", "bpb")])
-    assert found[0] == pytest.approx(found[1])
-
-
-def test_recomputing_changes_no_gradient(tmp_path):
-    """Dropout draws the same numbers again."""
-    data = made(tmp_path)
-    batch = next(iter(data.make_batches(*data.splits["train"], batch_size=3, seed=0)))
-    gradients = []
-    for recompute in (False, True):
-        torch.manual_seed(0)
-        task = LanguageModelTask(data.spec, dim=16, depth=2, heads=2, dropout=0.3, recompute=recompute).train()
-        torch.manual_seed(1)
-        task.compute_metrics(batch)["loss"].backward()
-        gradients.append([parameter.grad for parameter in task.parameters()])
-    for kept, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, kept)
+    assert found["val/padding"] > 0
 
 
 def test_an_untrained_model_knows_nothing(tmp_path):
@@ -396,9 +344,6 @@ def test_an_untrained_model_knows_nothing(tmp_path):
     batch = next(iter(data.make_batches(*data.splits["train"], batch_size=8, seed=0)))
     task = LanguageModelTask(data.spec, dropout=0.0)
     assert task.compute_metrics(batch)["loss"].item() == pytest.approx(log(257), rel=0.01)
-    inputs, targets, _ = batch
-    flat = F.cross_entropy(task(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-    torch.testing.assert_close(task.compute_metrics(batch)["loss"], flat)
 
 
 def test_it_writes_whole_characters():
@@ -424,31 +369,6 @@ def test_byte_pairs_are_learned_once_and_kept_in_the_checkpoint(experiment, pair
     Path("own.json").write_text(task.vocabulary.definition)
     own = experiment("language_model", *SMALL["language_model"], "--tokenizer", "own.json")
     assert own["val/loss"] == result["val/loss"]
-
-
-MISTAKES = [
-    (["--tokenizer", "pairs.json"], "pairs.json is missing"),
-    (["--tokenizer", "broken.json"], "--tokenizer broken.json is not a tokenizer.json"),
-    (["--tokenizer", "words.json"], "--tokenizer words.json: expected a byte-level BPE,"),
-    (["--tokenizer", "bpe", "--vocab_size", "200"], "vocab_size=200 must be above 257"),
-    (["--length", "90000"], "too few for length=90000"),
-    (["--loss_on", "all", "--pattern", "quoprimime.py"], "has 1 document: loss_on=all needs a document in each split"),
-    (["--val_size", "1.5"], "val_size=1.5"),
-    (["--val_size", "1"], "no train split"),
-    (["--objective", "mask"], "objective"),
-    (["--positions", "rotary", "--attn", "torch.nn.Linear"], "rope"),
-    (["--text", "nowhere"], "--text nowhere: no file"),
-]
-
-
-@pytest.mark.parametrize(("flags", "told"), MISTAKES)
-def test_mistakes(mistake, in_tmp_dir, flags, told):
-    tokenizers = pytest.importorskip("tokenizers")
-    Path("broken.json").write_text("{")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, END: 1}, unk_token="a"))
-    Path("words.json").write_text(words.to_str())
-    command = ["fit", "--config", str(CONFIGS / "language_model.yaml"), *QUIET, *SMALL["language_model"], *flags]
-    assert told in mistake(lambda: run(lambda: run_words(command)))
 
 
 def test_a_text_that_changed_but_not_its_time_is_read_again_and_clutter_is_not(in_tmp_dir):

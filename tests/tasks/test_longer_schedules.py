@@ -4,7 +4,6 @@ import lightning as L
 import pytest
 
 import kvt
-from kvt.system import UserError
 from tests.conftest import slow
 from tests.run.test_overfit import small
 
@@ -35,11 +34,3 @@ def test_a_schedule_spans_the_longer_run(in_tmp_dir, task):
     assert {step: child[step] for step in child if step > first} == {
         step: whole[step] for step in whole if step > first
     }
-
-
-def test_a_cycle_with_fewer_steps_than_were_taken_is_refused(in_tmp_dir):
-    config = small("human_numbers", max_epochs=2, batch_size=4, limit_train_batches=3, limit_val_batches=1)
-    rates(config, "parent")
-    fewer = {"limit_train_batches": 1, "max_epochs": 3, "ckpt_path": "parent/checkpoints/last.ckpt"}
-    with pytest.raises(UserError, match="raise max_epochs or max_steps"):
-        rates(config.changed(**fewer), "child")

@@ -99,8 +99,6 @@ def test_a_hidden_token_is_predicted_from_both_sides():
 def test_a_run_is_measured_and_predicts_as_any_other(experiment, kvt):
     result = experiment("language_model", *MASKED)
     run = result["path"].parent
-    assert result["val/padding"] == 0
-    assert (result["better"]["bpb"], result["better"]["acc"]) == ("less", "more")
     read = result["tokens_per_second"] * result["seconds"]
     settings = result["config"]["data"]["init_args"]
     assert read == pytest.approx(6 * settings["batch_size"] * settings["length"])  # steps, windows, tokens

