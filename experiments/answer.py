@@ -134,7 +134,8 @@ def _lines(row: Row) -> list[Line]:
         setting, seed = (pairs.index.get_level_values(name).to_series() for name in ("setting", "seed"))
         numbers = compare(logs[attention], logs["qkv"], setting, seed)
         is_counted = row.column in table.solved
-        solved = compare_shares(*(pairs[name] >= NEARLY for name in (attention, "qkv"))) if is_counted else None
+        ours, first = (pairs[name] >= NEARLY for name in (attention, "qkv"))
+        solved = compare_shares(ours, first, setting, seed) if is_counted else None
         published = _published(row, table, attention) if row.has_published else np.nan
         ratios = np.exp(logs[attention] - logs["qkv"])
         found.append(Line(row, attention, ratios, numbers, solved, published, record.grid.scale))

@@ -1,6 +1,7 @@
 """The page of claims: its verdicts are those of the runs, and what has no runs says so."""
 
 import re
+from itertools import chain
 from math import nan
 
 import pandas as pd
@@ -25,21 +26,21 @@ from kvt.reports.names import metric_of
 from kvt.reports.tables import Table, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State
-from kvt.system import read_yaml
+from kvt.system import GRIDS, read_yaml
 from tests.conftest import REPOSITORY
 
 GAPS = {"better": [0.05, 0.06, 0.04], "worse": [-0.05, -0.06, -0.04], "as good": [0.001, -0.001, 0.0]}
-"""Differences of the settings of an attention to another."""
+"""Differences of the seeds of an attention to another."""
 PERPLEXITY = {"qkv": 1.0, "kv": 1.1, "k": 1.2}
 """Of attentions, in a unit of a setting's."""
 UNDECIDED = [0.1, -0.1, 0.05]
 
 
 def runs(differences, metric="test/acc"):
-    """The record of runs of qkv and kv whose pairs differ so, a setting each."""
-    both = [(setting, "qkv", 0.5) for setting in range(len(differences))]
-    both += [(setting, "kv", 0.5 + difference) for setting, difference in enumerate(differences)]
-    columns = {"task": "sort", "seed": 0, "setting": [f"dim={s}" for s, _, _ in both], "state": State.FINISHED}
+    """The record of runs of qkv and kv whose pairs differ so, a seed each."""
+    both = [(seed, "qkv", 0.5) for seed in range(len(differences))]
+    both += [(seed, "kv", 0.5 + difference) for seed, difference in enumerate(differences)]
+    columns = {"task": "sort", "seed": [s for s, _, _ in both], "setting": "dim=8", "state": State.FINISHED}
     columns |= {"attention": [a for _, a, _ in both], metric: [v for *_, v in both]}
     return record_of(pd.DataFrame({"name": range(len(both)), **columns}), metric)
 
@@ -57,15 +58,15 @@ def test_a_claim_holds_if_the_report_says_so_and_fails_if_it_says_otherwise(clai
     found = compared(runs([sign * gap for gap in GAPS[truth]], metric), metric, "sort", [["kv", "qkv"]], claimed)
     word = "as" if truth == "as good" else "than"
     assert found.verdict == ("holds" if truth == claimed else f"fails: KV is {truth} {word} QKV")
-    assert "3 pairs of 3 settings and 1 seed" in found.measured
+    assert "3 pairs of 1 setting and 3 seeds" in found.measured
 
 
 def test_what_the_runs_do_not_tell_is_undecided():
     found = compared(runs(UNDECIDED), "test/acc", "sort", [["kv", "qkv"]], "as good")
     reach = float(re.fullmatch(r"undecided, ± ([0-9.]+)", found.verdict)[1])
     low, high = map(float, re.search(r"\[([-+.0-9]+), ([-+.0-9]+)\]", found.measured).groups())
-    assert reach == max(-low, high) > 10
-    assert "too few" in compared(runs(UNDECIDED[:2]), "test/acc", "sort", [["kv", "qkv"]], "better").verdict
+    assert 10 < reach < max(-low, high)
+    assert "too few" in compared(runs(UNDECIDED[:1]), "test/acc", "sort", [["kv", "qkv"]], "better").verdict
     for column, pair in (("sort", ["k", "qkv"]), ("swap", ["kv", "qkv"])):
         assert compared(runs(UNDECIDED), "test/acc", column, [pair], "better") is None
     for claim in ({}, {"compared": {"record": "none", "metric": "test/acc"}}):
@@ -96,7 +97,7 @@ def test_runs_at_the_ceiling_do_not_say_whether_a_metric_flatters():
     found = raised(record._replace(rows=pd.concat([flattered, perfect])), "val/acc", "test/acc", "as good")
     assert found.verdict.startswith("fails")
     assert "+5.00" in found.measured
-    assert "6 runs of 3 settings, 100 at the ceiling left out" in found.measured
+    assert "6 runs of 1 settings, 100 at the ceiling left out" in found.measured
 
 
 def test_minutes_are_those_of_the_runs_that_a_record_has():
@@ -113,7 +114,7 @@ def test_minutes_are_those_of_the_runs_that_a_record_has():
 def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
     record = runs([0.1, 0.2, -0.1])
     record = record._replace(rows=record.rows.assign(**{"val/acc": record.rows["test/acc"] + 0.05}))
-    assert "6 runs of 3 settings" in raised(record, "val/acc", "test/acc", "better").measured
+    assert "6 runs of 1 settings" in raised(record, "val/acc", "test/acc", "better").measured
     rows = [
         {
             "task": "text",
@@ -133,7 +134,7 @@ def test_attentions_that_share_a_setting_or_its_run_of_qkv_count_once():
 def test_perplexities_are_compared_by_their_ratio_whatever_their_size():
     """110 beside 100 is as much more as 11 beside 10: ln 1.1, in hundredths 9.53."""
     both = [(setting, attention, 10.0**setting * of) for setting in (1, 2, 3) for attention, of in PERPLEXITY.items()]
-    columns = {"task": "text", "seed": 0, "setting": [str(s) for s, *_ in both], "attention": [a for _, a, _ in both]}
+    columns = {"task": "text", "seed": [s for s, *_ in both], "setting": "", "attention": [a for _, a, _ in both]}
     rows = pd.DataFrame({**columns, "name": range(len(both)), "val/real_ppl": [value for *_, value in both]})
     record = record_of(rows.assign(state=State.FINISHED), "val/real_ppl")
     found = compared(record, "val/real_ppl", "sort", [["kv", "qkv"]], "worse")
@@ -202,6 +203,21 @@ def test_the_committed_page_is_that_of_the_committed_records():
     assert paper_table(records) in readme
 
 
+def test_the_claims_of_the_page_are_those_that_grids_list():
+    """They are the families of Holm's correction, and have a verdict in reports."""
+    pages, grids = set(), set()
+    for claim in chain.from_iterable(read_yaml(CLAIMS, CLAIMS.name)[whose] for whose in ("paper", "ours")):
+        if asked := claim.get("compared"):
+            columns = [asked["column"]] if isinstance(asked["column"], str) else asked["column"]
+            pages |= {(asked["record"], asked["metric"], place, *pair) for place in columns for pair in asked["pairs"]}
+    for path in sorted(GRIDS.glob("*.yaml")):
+        for table in read_yaml(path, "grid").get("tables", ()):
+            metric = table["metric"] + " over training" * table.get("over_training", False)
+            for one in table["claims"]:
+                grids |= {(f"{path.stem}-{one['scale']}", metric, one["column"], *pair) for pair in one["pairs"]}
+    assert pages == grids
+
+
 def test_the_named_tests_exist():
     claims = read_yaml(CLAIMS, CLAIMS.name)
     named = [test for claim in claims["paper"] + claims["ours"] for test in claim.get("tested", {}).get("by", [])]
@@ -222,7 +238,7 @@ def test_a_claim_has_the_interval_and_the_verdict_of_the_report_that_it_links_to
         report = (docs / found[1]).read_text()
         column = re.match(r"(.*?), (?:test|validation)", measured)
         for pair, difference in re.findall(
-            r"(\S+ − \S+): (\S+ &#91;\S+ \S+&#93;|solved \d+ against \d+ of \d+)", measured
+            r"(\S+ − \S+): (\S+ &#91;\S+ \S+&#93;|solved \d+ against \d+ of \d+, blocks \d+ : \d+)", measured
         ):
             rows = re.findall(
                 rf"^\| (.*?) \| {re.escape(pair)} \| .*\| {re.escape(difference)} \|.*\| (.*) \|$", report, re.M

@@ -12,9 +12,8 @@ from matplotlib.lines import Line2D
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, line_styles
 from kvt.reports.names import label
-from kvt.reports.results import Results
-from kvt.reports.section import Section
-from kvt.reports.statistics import compare, with_reach
+from kvt.reports.section import Results, Section
+from kvt.reports.statistics import compare
 from kvt.study.grid import Grid, Run
 
 LOSS = "val/loss"
@@ -22,7 +21,7 @@ LOSS = "val/loss"
 TEXT = Markdown("""\
 *cache*: bytes of the key-value cache per token, of all layers, in float32. A cache that layers share counts once.
 *loss*: mean over runs, in nats. *above {first}*: difference from the loss of {first}, mean over pairs of runs with the
-same settings and seed. With at least three seeds, its 95 % confidence interval (t) follows. Models that share
+same settings and seed. With at least two seeds, its 95 % confidence interval (t) follows. Models that share
 projections or layers also have fewer weights.""")
 
 
@@ -62,7 +61,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
         row = {"setting": setting, "attention": attention, "cache": own.cache.iloc[0], "loss": own[LOSS].mean()}
         if len(pairs) and attention != first:
             compared = compare(pairs[LOSS], pairs[f"{LOSS} first"], pairs.setting, pairs.seed)
-            row |= {"difference": compared.difference, "reach": compared.spread.reach}
+            row |= {"difference": compared.difference, "reach": compared.reach()}
         rows.append({**row, "n": len(own)})
     return pd.DataFrame(rows, columns=["setting", "attention", "cache", "loss", "difference", "reach", "n"])
 
@@ -72,7 +71,8 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
     lines = []
     for _, of_setting in found.groupby("setting", sort=False):
         for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
-            above = "" if pd.isna(row.difference) else with_reach(row.difference, row.reach)
+            above = "" if pd.isna(row.difference) else f"{row.difference:+.3f}"
+            above += "" if pd.isna(row.reach) else f" ± {row.reach:.3f}"
             lines.append([row.setting, label(row.attention), f"{row.cache:,}", f"{row.loss:.3f}", above, str(row.n)])
     return markdown_table([["", "", "cache B/token", "loss", f"above {label(first)}", "n"], *lines])
 

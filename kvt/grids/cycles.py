@@ -15,8 +15,7 @@ from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, steps_to_ceiling
 from kvt.reports.figures import POINTS, STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
-from kvt.reports.results import Results
-from kvt.reports.section import Section
+from kvt.reports.section import Results, Section
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import thinned
 

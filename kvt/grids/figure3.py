@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
 from kvt.reports.names import label
-from kvt.reports.results import Results
-from kvt.reports.section import Section
+from kvt.reports.section import Results, Section
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import Grid, Run
 from kvt.tasks import Task

@@ -10,8 +10,7 @@ from matplotlib.lines import Line2D
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
 from kvt.reports.names import label
-from kvt.reports.results import Results
-from kvt.reports.section import Section
+from kvt.reports.section import Results, Section
 from kvt.study.grid import Grid
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"

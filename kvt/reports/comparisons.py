@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from kvt.reports.names import metric_of
-from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
+from kvt.reports.statistics import Shares, compare, compare_shares, holm, summarise, verdict
 from kvt.reports.tables import Table
 from kvt.study.outcomes import State
 
@@ -107,38 +107,35 @@ class Compared(NamedTuple):
     pairs: int = 0
     settings: int = 0
     seeds: int = 0
+    better_in: float = nan  # number of pairs in which `attention` is better than `baseline`
     difference: float = nan  # difference of the metric, of its logarithm, or of the share of solved runs
     low: float = nan
     high: float = nan
-    beyond_low: float = nan
-    beyond_high: float = nan
-    p_different: float = nan
-    p_equal: float = nan
+    smallest_margin: float = nan  # smallest margin that contains the 90 % interval
     solved: float = nan  # number of runs of `attention` that solved the task
     solved_by_baseline: float = nan
+    won: float = nan  # number of blocks with one seed in which `attention` solved the task more often
+    lost: float = nan
+    margin: float = nan  # in points; NaN without a claim, and then there is neither `p` nor `verdict`
+    p: float = nan
     untested: str = ""
     verdict: str = ""
-
-    @property
-    def smallest_margin(self) -> float:
-        """The smallest margin that contains the interval."""
-        return max(abs(self.low), abs(self.high))
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
     """Compare attentions in each column and pool of a report's tables.
 
-    The p-values of both tests are corrected for the number of all comparisons (Holm). The intervals are not corrected.
-    A setting is left out if all its runs are at the ceiling, or if all its runs are at chance: the task is then too
-    easy or too hard to show a difference.
+    Comparisons that claims are about have a verdict, and p-values corrected for the number of these comparisons (Holm).
+    Intervals are not corrected. A setting is left out if all its runs are at the ceiling, or if all its runs are at
+    chance: the task is then too easy or too hard to show a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
-    p_different = holm(pd.Series([row.p_different for row in rows], dtype=float))
-    p_equal = holm(pd.Series([row.p_equal for row in rows], dtype=float))
     found = []
-    for row, different, equal in zip(rows, p_different, p_equal, strict=True):
-        words = row.untested or verdict(row.difference, different, equal, tables[row.table].kind.better)
-        found.append(row._replace(p_different=different, p_equal=equal, verdict=words))
+    for row, p in zip(rows, holm(pd.Series([row.p for row in rows], dtype=float)), strict=True):
+        kind, words = tables[row.table].kind, row.untested
+        if isfinite(row.margin):
+            words = words or verdict(row.difference, p, row.smallest_margin < row.margin * kind.point, kind.better)
+        found.append(row._replace(p=p, verdict=words))
     return found
 
 
@@ -155,6 +152,7 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
             if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
                 both = telling[pair].dropna()
                 line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
+                line = line._replace(margin=table.margin_of(column, attention, baseline))
                 shown = both if len(both) else every
                 above = known[known.attention.isin(pair)].set_index(["setting", "seed"]).above_chance
                 untested = _untested(shown, above[shown.index], table)
@@ -190,8 +188,8 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
-    easy = of_setting[table.metric].min() > table.kind.highest - table.reach
-    hard = of_setting.above_chance.max() < table.reach_of_chance
+    easy = of_setting[table.metric].min() > table.kind.highest - table.kind.point
+    hard = of_setting.above_chance.max() < table.point_of_chance
     wide = known.pivot(index=["setting", "seed"], columns="attention", values=table.metric)
     return wide, wide[~wide.index.isin(easy.index[easy | hard], level="setting")]
 
@@ -209,29 +207,33 @@ def _settings(both: pd.DataFrame) -> int:
 
 
 def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table) -> str:
-    if both.min(axis=None) > table.kind.highest - table.reach:
+    if both.min(axis=None) > table.kind.highest - table.kind.point:
         return CEILING  # the task is too easy to show a difference
-    at_chance = (above_chance < table.reach_of_chance).all()  # false if the accuracy of guessing is unknown
+    at_chance = (above_chance < table.point_of_chance).all()  # false if the accuracy of guessing is unknown
     return CHANCE if at_chance else ""  # neither attention has learned anything
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return the comparison with its difference. Add the interval and the p-values unless `untested` has a reason."""
+    """Return the comparison with its difference. Add the interval and the p-value unless `untested` has a reason."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
     line = line._replace(pairs=numbers.pairs, settings=numbers.settings, seeds=numbers.seeds)
+    if table.kind.better:
+        ahead = ours > theirs if table.kind.better == "more" else ours < theirs
+        line = line._replace(better_in=int(ahead.sum()))
+    line, p = line._replace(difference=numbers.difference), numbers.different
     if line.column in table.solved:
-        shares = compare_shares(*(values >= NEARLY * table.kind.highest for values in (ours, theirs)))
-        difference = (shares.solved - shares.solved_by_baseline) / shares.pairs
-        line = line._replace(difference=difference, solved=shares.solved, solved_by_baseline=shares.solved_by_baseline)
-        return line if line.untested else line._replace(p_different=shares.different, p_equal=1.0)
-    line = line._replace(difference=numbers.difference)
-    if line.untested:
-        return line
-    (low, high), beyond = numbers.interval, numbers.interval_beyond
-    line = line._replace(low=low, high=high, beyond_low=beyond[0], beyond_high=beyond[1])
-    return line._replace(p_different=numbers.different, p_equal=numbers.equal(table.reach))
+        solved, by_baseline = (values >= NEARLY * table.kind.highest for values in (ours, theirs))
+        shares = compare_shares(solved, by_baseline, setting, seed)
+        counts, p = shares._asdict(), shares.different if numbers.seeds > 1 else nan
+        difference = (shares.solved - shares.solved_by_baseline) / numbers.pairs
+        line = line._replace(difference=difference, **{name: counts[name] for name in Shares._fields[:4]})
+    elif not line.untested:
+        most = table.kind.highest if table.kind.highest > 0 else inf  # no difference is larger
+        low, high, margin = np.clip([*numbers.interval, numbers.margin], -most, most).tolist()
+        line = line._replace(low=low, high=high, smallest_margin=margin)
+    return line._replace(p=nan if line.untested or isnan(line.margin) else p)
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":

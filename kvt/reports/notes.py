@@ -11,8 +11,7 @@ from kvt.data.published import UNPUBLISHED
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import finished, untried
 from kvt.reports.names import label
-from kvt.reports.results import Results
-from kvt.reports.section import Section
+from kvt.reports.section import Results, Section
 from kvt.run.config import in_short
 from kvt.study.grid import ATTENTIONS, FULL, Grid
 from kvt.study.outcomes import TERMINAL, State, tally

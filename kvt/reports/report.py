@@ -9,8 +9,7 @@ from matplotlib import rc_context
 from kvt.markdown import Markdown
 from kvt.reports.figures import as_pdf, as_svg
 from kvt.reports.notes import scope
-from kvt.reports.results import measure
-from kvt.reports.section import Section, write_sections
+from kvt.reports.section import Section, measure, write_sections
 from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes
 from kvt.system import UserError, write_atomically

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from html import unescape
 from itertools import product
 from math import isfinite
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,12 +12,10 @@ from matplotlib.figure import Figure
 from kvt.markdown import Markdown
 from kvt.reports import figures
 from kvt.reports.comparisons import CEILING, CHANCE, LOST, NEARLY, Cell, Compared, cells_of
-from kvt.reports.forest import forest
 from kvt.reports.names import label
 from kvt.reports.notes import notes, other_counts  # noqa: F401  (grids can list notes as a section)
-from kvt.reports.results import Results, measure
-from kvt.reports.section import Section
-from kvt.reports.statistics import MIN_SAMPLES, NO_DIRECTION
+from kvt.reports.section import Results, Section, measure
+from kvt.reports.statistics import NO_DIRECTION
 from kvt.reports.tables import Table, against_of, columns_of, curves_of, kind_of
 from kvt.reports.text import (
     at_the_ceiling,
@@ -33,8 +30,9 @@ from kvt.study.grid import Grid
 from kvt.study.outcomes import Outcomes
 
 LEGEND = Markdown("""\
-Mean ± standard deviation over settings, and number of runs n. The value of a setting is the mean over its seeds. A
-single setting has no standard deviation. A point is {point}. tables.csv has all numbers of the tables.""")
+Mean ± standard deviation over settings, and number of runs n. If n is equal for a whole column, it is in the last row.
+*better than … in*: the number of pairs in which an attention is better. The value of a setting is the mean over its
+seeds. A single setting has no standard deviation. A point is {point}. tables.csv has all numbers of the tables.""")
 
 AS_PRINTED = Markdown("Columns named as the paper prints them:")
 RIGHT = Markdown("Columns with their right names:")
@@ -48,32 +46,28 @@ OTHER_SETTINGS = Markdown("""\
 
 COMPARED = Markdown("""\
 Runs are paired by task, settings and seed. Both runs of a pair have read the same data in the same order. *n*: the
-number of pairs. A setting is left out if all runs of all attentions are within {margin:g} point{s} of the best possible
-value, or if all are no better than chance. *difference*: mean over settings, in points{better}, with its 95 %
-confidence interval (t). The interval is for the settings of this grid: seeds are the sample. It is the wider one of two
-intervals. The first takes pairs as independent. The second takes seeds as independent, with R − 1 degrees of freedom
-for R seeds, because a seed can move the results of all settings together. With fewer than two seeds on average,
-settings are the sample. *beyond this grid*: the interval if settings are a sample, too. *p (no difference)*: t-test of
-a mean difference of 0. *p (TOST)*: two one-sided t-tests of a difference beyond ± {margin:g} point{s}. Both p are
-corrected for all {tests} comparisons of this page (Holm). Intervals are not corrected. *verdict*: "as good" if p (TOST)
-is below 0.05; else "better" or "worse" if p (no difference) is below 0.05; else "undecided", with the smallest margin
-that contains the interval. Intervals assume normally distributed differences. They are too narrow if differences are
-strongly skewed.""")
+number of pairs. A setting is left out if all runs of all attentions are within 1 point of the best possible value, or
+if all are no better than chance. *better in*: the pairs in which the first attention is better. *difference*: mean over
+settings, in points{better}, with its 95 % confidence interval. Settings that differ only in heads share initial weights
+and data. They are a block, and are averaged within a seed. The interval is Welch's t over the seeds of the blocks. Its
+standard error is multiplied by √(1 + 0.2 (B − 1)) for B blocks, because a seed moves all blocks a little together. It
+assumes normally distributed differences. A single seed has no interval.""")
+JUDGED = Markdown("""\
+*p*: t-test of a mean difference of 0, corrected for the {tests} comparisons of this report that have a p (Holm).
+Intervals are not corrected. *verdict*: "as good" if the 90 % interval is within ± {margins}; else "better" or "worse"
+if p is below 0.05; else "undecided", with the smallest margin that contains the 90 % interval.""")
+UNCLAIMED = Markdown("Only the comparisons that the grid lists as claims have a verdict.")
 SOLVED = Markdown("""\
 *solved*: the number of runs of each attention that reach {nearly:g} % of the highest possible value. Some runs are near
-perfect and others are far from it. Their mean would describe neither. p is from the sign test over the pairs in which
-exactly one run has solved the task (McNemar's exact test). The test assumes independent pairs.""")
-
-UNTESTED = Markdown("""\
-*difference*: the mean over pairs of runs with the same task, settings and seed, in points{better}. A test needs at
-least {fewest} settings, or at least {fewest} seeds of a single setting.""")
+perfect and others are far from it. Their mean would describe neither. *blocks a : b*: of the blocks, with one seed
+each, the first attention has more solved runs in a, the second in b. p is from the two-sided sign test over these.""")
 
 UNDIRECTED = Markdown("""\
 *direction unknown*: the task does not declare whether more or less of {metric} is better. Write `better="more"` or
 `better="less"` in its `Metric`.""")
 
 AT_CHANCE = Markdown("""\
-*both at chance*: no run is {margin:g} point{s} better than guessing. The comparison is not tested. The accuracy of
+*both at chance*: no run is 1 point better than guessing. The comparison is not tested. The accuracy of
 guessing is the share of the largest class, or 1 / classes if the run has not recorded this share.""")
 
 LOST_RUNS = Markdown("""\
@@ -83,7 +77,7 @@ are not a random sample, so the comparison is not tested.""")
 IN_ACCURACY = Markdown(" These points are points of accuracy.")
 
 AT_THE_CEILING = Markdown("""\
-**At the ceiling** (all runs are within {margin:g} point{s} of the best possible value; not tested): {pairs}.""")
+**At the ceiling** (all runs are within 1 point of the best possible value; not tested): {pairs}.""")
 
 STEPS = Markdown("""\
 The training step at which validation first finds {nearly:g} % of the highest possible value: medians over runs. A dash:
@@ -97,7 +91,7 @@ setting gives more information than a further seed.""")
 def differences(grid: Grid, results: Results) -> Iterator[Section]:
     """Yield a section that lists the verdicts and shows the forest plots."""
     compared = [(table, results.compared_in(number)) for number, table in enumerate(results.tables)]
-    drawn = {f"differences-{_slug(table)}": forest(lines, table, results.first) for table, lines in compared}
+    drawn = {f"differences-{_slug(table)}": figures.forest(lines, table, results.first) for table, lines in compared}
     yield Section(figures=_known(drawn), findings=[one for table, lines in compared for one in _findings(table, lines)])
 
 
@@ -105,7 +99,7 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
     """Yield a section for each table: our means, published means and comparisons with the first attention."""
     for number, table in enumerate(results.tables):
         cells, compared = cells_of(results.runs, table), results.compared_in(number)
-        text = [*_text_of_table(grid, results, cells, table), *_comparisons(results, table, compared)]
+        text = [*_text_of_table(grid, results, cells, compared, table), *_comparisons(results, table, compared)]
         yield Section(f"{table.title[0].upper()}{table.title[1:]}", text, numbers_of(cells, compared, table))
 
 
@@ -149,6 +143,7 @@ def _known(drawn: dict[str, Figure | None]) -> dict[str, Figure]:
 
 def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
     """Return a sentence that lists decided comparisons of a table and counts the others; [] without comparisons."""
+    compared = [one for one in compared if one.verdict]
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         where: dict[str, list[str]] = {}
@@ -165,11 +160,12 @@ def _findings(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
     return [heading + Markdown("; ").join(found) + Markdown(".")] if found else []
 
 
-def _text_of_table(grid: Grid, results: Results, cells: Sequence[Cell], table: Table) -> list[Markdown]:
-    lines = [results_table(cells, table)]
+def _text_of_table(
+    grid: Grid, results: Results, cells: Sequence[Cell], compared: Sequence[Compared], table: Table
+) -> list[Markdown]:
+    lines = [results_table(cells, table, compared, relabelled=bool(table.relabelled))]
     if table.relabelled:
-        right = results_table(cells, table, relabelled=True)
-        lines = [AS_PRINTED, *lines, RIGHT, right]
+        lines = [RIGHT, *lines, AS_PRINTED, results_table(cells, table)]
     lines.append(LEGEND.format(point=table.kind.point_in_words))
     if table.published:
         lines += [PUBLISHED, *([OTHER_SETTINGS] if grid.scale_diff else [])]
@@ -188,23 +184,25 @@ def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -
     lines = [Markdown("### Is it as good as {}?").format(label(results.first))]
     easy, others = ([one for one in compared if (one.verdict == CEILING) is at_ceiling] for at_ceiling in (True, False))
     counted = [one for one in compared if isfinite(one.solved)]
-    verdicts = {one.verdict for one in compared}
-    tests = sum(isfinite(one.p_different) for one in results.compared)
-    words: dict[str, Any] = {"margin": table.margin, "s": "" if table.margin == 1 else "s", "tests": tests}
-    words |= {"better": "; less is better" * (table.kind.better == "less"), "fewest": MIN_SAMPLES}
+    verdicts, tests = {one.verdict for one in compared}, sum(isfinite(one.p) for one in results.compared)
     if others:
-        tested = any(isfinite(one.p_different) for one in compared)
-        lines += [comparisons_table(others, table.kind), (COMPARED if tested else UNTESTED).format(**words)]
+        less = "; less is better" * (table.kind.better == "less")
+        lines += [comparisons_table(others, table.kind), COMPARED.format(better=less)]
+    if margins := {one.margin: pair_of(one) for one in others if isfinite(one.p)}:
+        pairs = [f"{margin:g} ({pair})" * (len(margins) > 1) or f"{margin:g}" for margin, pair in margins.items()]
+        lines.append(JUDGED.format(tests=tests, margins=" or ± ".join(pairs)))
+    if "" in verdicts:
+        lines.append(UNCLAIMED)
     if counted:
         lines.append(SOLVED.format(nearly=100 * NEARLY))
     if NO_DIRECTION in verdicts:
         lines.append(UNDIRECTED.format(metric=table.kind.label))
     if CHANCE in verdicts:
-        lines.append(AT_CHANCE.format(**words) + (IN_ACCURACY if table.accuracy else Markdown("")))
+        lines.append(AT_CHANCE + (IN_ACCURACY if table.accuracy else Markdown("")))
     if LOST in verdicts:
         lines.append(LOST_RUNS)
     if easy:
-        lines.append(AT_THE_CEILING.format(**words, pairs=at_the_ceiling(compared)))
+        lines.append(AT_THE_CEILING.format(pairs=at_the_ceiling(compared)))
     of_either = {one.column for one in (*easy, *counted)}
     shown = [column for column in table.columns if column in of_either]
     if shown and (steps := steps_table(results.histories, table, shown)) is not None:

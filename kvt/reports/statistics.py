@@ -12,9 +12,8 @@ import pandas as pd
 from scipy import stats
 
 SIGNIFICANT = 0.05
-NO_DIRECTION = "direction unknown"
-MIN_SAMPLES = 3  # a test needs this number of settings, or this number of seeds of a single setting
-EXACT = 1e-9  # tolerance for rounding errors
+NO_DIRECTION, TOO_FEW, UNDECIDED = "direction unknown", "too few seeds", "undecided"
+SHARED = 0.2  # correlation that a seed leaves between blocks, estimated from docs/results
 
 
 class Summary(NamedTuple):
@@ -26,56 +25,35 @@ class Summary(NamedTuple):
     share_of_settings: float  # share of the variance over runs that is due to settings, not to seeds; NaN if unknown
 
 
-class Spread(NamedTuple):
-    """The standard error of a mean difference, and the degrees of freedom of this error; NaN if unknown."""
-
-    error: float = nan
-    freedom: float = nan
-
-    @property
-    def reach(self) -> float:
-        """Half the width of the 95 % t interval."""
-        return float(stats.t.isf(SIGNIFICANT / 2, self.freedom)) * self.error
-
-    def p(self, distance: float) -> float:
-        """Return the two-sided p-value of a difference whose distance from the tested value is `distance`."""
-        return float(np.minimum(2 * stats.t.sf(distance / np.maximum(self.error, float_info.min), self.freedom), 1))
-
-
 class Comparison(NamedTuple):
-    """The difference between two attentions, in the units of the metric.
-
-    `spread` describes the settings of the grid: seeds are the sample. With fewer than two seeds on average, settings
-    are the sample. `beyond` describes settings in general: settings and seeds are samples. Intervals and tests assume
-    normally distributed differences. The interval excludes 0 if and only if `different` is below 5 %. The interval lies
-    within the margin if and only if `equal` is below 5 %.
-    """
+    """The difference between two attentions, in the units of the metric; `error` is NaN with a single seed."""
 
     difference: float  # mean over settings of the mean paired difference
-    spread: Spread
-    beyond: Spread
+    error: float  # standard error of `difference`
+    freedom: float  # degrees of freedom of `error`
     pairs: int
     settings: int
     seeds: int
 
+    def reach(self, level: float = 1 - SIGNIFICANT) -> float:
+        """Return half the width of the t interval."""
+        return float(stats.t.isf((1 - level) / 2, self.freedom)) * self.error
+
     @property
     def interval(self) -> tuple[float, float]:
         """The ends of the 95 % t interval."""
-        return self.difference - self.spread.reach, self.difference + self.spread.reach
-
-    @property
-    def interval_beyond(self) -> tuple[float, float]:
-        """The ends of the 95 % t interval for settings in general, not only for the settings of the grid."""
-        return self.difference - self.beyond.reach, self.difference + self.beyond.reach
+        return self.difference - self.reach(), self.difference + self.reach()
 
     @property
     def different(self) -> float:
-        """The p-value of the t-test of the hypothesis that the true difference is 0."""
-        return self.spread.p(abs(self.difference))
+        """The two-sided p-value of the t-test of the hypothesis that the true difference is 0."""
+        distance = abs(self.difference) / np.maximum(self.error, float_info.min)
+        return float(2 * stats.t.sf(distance, self.freedom))
 
-    def equal(self, margin: float) -> float:
-        """Return the p-value of two one-sided t-tests (TOST) for ± margin, doubled to agree with the 95 % interval."""
-        return self.spread.p(margin - abs(self.difference))
+    @property
+    def margin(self) -> float:
+        """The smallest margin that contains the 90 % interval: two one-sided t-tests (TOST) at 5 %."""
+        return abs(self.difference) + self.reach(1 - 2 * SIGNIFICANT)
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
@@ -93,56 +71,41 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     return Summary(float(means.mean()), *spread, len(values), len(means), share)
 
 
+def blocks(settings: pd.Series) -> pd.Series:
+    """Return the settings without the number of heads. Settings of a block start from the same weights.
+
+    >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
+    ['sort length=16', '', 'dim=32']
+    """
+    return settings.astype(str).str.replace(r"(^| )heads=\S+", "", regex=True)
+
+
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs. Each argument has one value for each pair.
 
-    Let d be the difference of a pair minus the mean difference of the pair's setting, n the number of seeds of this
-    setting, and S the number of settings. Two intervals are computed, and the wider one is used:
-
-    * If pairs are independent, the variance of the mean is Σ d² / Σ (n − 1) · Σ 1/n / S², with Σ (n − 1) degrees of
-      freedom.
-    * If only seeds are independent, because a seed chooses data, order and initial weights in all settings, the
-      variance of the mean is R / (R − 1) · Σ u² with u = Σ d / (n · S) over the pairs of a seed, with R − 1 degrees of
-      freedom. R = 1 / Σ w² is the effective number of seeds. The weight w of a seed is the sum of 1 / (n · S) over the
-      seed's pairs. If all settings have the same seeds, R is the number of seeds.
-
-    With fewer than two effective seeds, settings are the sample. For `beyond`, the variance of the means of settings
-    divided by S is added (Satterthwaite). Both terms contain the noise of single runs, so this interval tends to be too
-    wide.
+    Let z be the mean difference of a block's settings with one seed, for the n seeds that all these settings have, and
+    w the block's share of the settings. Welch's variance of the mean is V = Σ v over blocks with v = w² · var(z) / n.
+    A block with n < 2 takes the mean of the others' var(z), and n = 1. The effective number of blocks is B = 1 / Σ w².
+    A seed leaves a correlation ρ of 0.2 between blocks, so the standard error is √(V (1 + ρ (B − 1))). The degrees of
+    freedom are min(V₁² / Σ v² / (n − 1), Σ (n − 1)) / (1 + ρ² (B − 1)), at least 1, where V₁ and the sums are over
+    blocks with n ≥ 2.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
-    groups = pairs.groupby("setting").d
-    means, count = groups.mean(), groups.count()
-    within, freedom = pairs.d - groups.transform("mean"), int((count - 1).sum())
-    weights = 1 / groups.transform("size") / len(means)
-    of_seeds, of_weights = ((each * weights).groupby(pairs.seed).sum() for each in (within, 1))
-    seeds = float(1 / (of_weights**2).sum())
-    fixed, sample = Spread(), Spread()
-    if freedom >= MIN_SAMPLES - 1 and seeds > 2 - EXACT:
-        independent = (within**2).sum() / freedom * (1 / count).sum() / len(means) ** 2
-        together = seeds / (seeds - 1) * (of_seeds**2).sum()
-        spreads = Spread(float(independent**0.5), freedom), Spread(float(together**0.5), seeds - 1)
-        fixed = max(spreads, key=lambda spread: spread.reach)
-    if len(means) >= MIN_SAMPLES:
-        sample = Spread(float(stats.sem(means)), len(means) - 1)
-    spread = sample if isnan(fixed.error) else fixed
-    return Comparison(float(means.mean()), spread, _joined(fixed, sample), len(pairs), len(means), len(of_seeds))
-
-
-def with_reach(difference: float, reach: float) -> str:
-    """Format a difference, followed by ± half the width of its interval. If `reach` is NaN, leave out the ± part.
-
-    >>> with_reach(0.25, 0.125), with_reach(-0.25, float("nan"))
-    ('+0.250 ± 0.125', '-0.250')
-    """
-    return f"{difference:+.3f}" + ("" if isnan(reach) else f" ± {reach:.3f}")
-
-
-def _joined(one: Spread, other: Spread) -> Spread:
-    variances = np.square([one.error, other.error])
-    if not (total := variances.sum()):
-        return Spread(0, one.freedom + other.freedom)
-    return Spread(float(total**0.5), float(total**2 / (variances**2 / (one.freedom, other.freedom)).sum()))
+    table = pairs.pivot(index="seed", columns="setting", values="d")
+    block = blocks(table.columns.to_series())
+    of_blocks = [table.loc[:, block == name] for name in block.unique()]
+    share = np.array([part.shape[1] for part in of_blocks]) / table.shape[1]
+    means = [part.dropna().mean(axis=1) for part in of_blocks]
+    n, variances = (np.array([getattr(z, of)() for z in means], float) for of in ("count", "var"))
+    known = n > 1
+    usual = variances[known].mean() if known.any() else nan
+    v = share**2 * np.where(known, variances / n.clip(1), usual)
+    of_known, freedoms, effective = v[known], n[known] - 1, 1 / (share**2).sum()
+    with np.errstate(invalid="ignore"):  # without any spread, 0 / 0
+        welch = of_known.sum() ** 2 / (of_known**2 / freedoms).sum()
+    freedom = max(1.0, float(np.fmin(welch, freedoms.sum())) / (1 + SHARED**2 * (effective - 1)))
+    error = float(np.sqrt(v.sum() * (1 + SHARED * (effective - 1))))
+    return Comparison(float(table.mean().mean()), error, freedom, len(pairs), table.shape[1], len(table))
 
 
 class Shares(NamedTuple):
@@ -153,16 +116,18 @@ class Shares(NamedTuple):
 
     solved: int
     solved_by_baseline: int
-    pairs: int
-    different: float  # p-value of the sign test over pairs with one solved run (McNemar's exact test)
+    won: int  # number of blocks with one seed in which the attention has more solved runs than the baseline
+    lost: int
+    different: float  # p-value of the two-sided sign test over these blocks; the others are tied
 
 
-def compare_shares(ours: pd.Series, baseline: pd.Series) -> Shares:
-    """Compare the numbers of solved runs of two attentions, given whether each run of each pair has solved the task."""
-    ours, baseline = ours.to_numpy(bool), baseline.to_numpy(bool)
-    wins, losses = int((ours & ~baseline).sum()), int((baseline & ~ours).sum())
-    p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-    return Shares(int(ours.sum()), int(baseline.sum()), len(ours), p)
+def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Shares:
+    """Compare the numbers of solved runs of two attentions, given for each pair who has solved the task."""
+    ours, baseline = ours.to_numpy(int), baseline.to_numpy(int)
+    ahead = pd.Series(ours - baseline).groupby([blocks(pd.Series(settings.array)), seeds.to_numpy()]).sum()
+    won, lost = int((ahead > 0).sum()), int((ahead < 0).sum())
+    p = float(stats.binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    return Shares(int(ours.sum()), int(baseline.sum()), won, lost, p)
 
 
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
@@ -176,14 +141,14 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
     return (ranked * factors).cummax().clip(upper=1).reindex(p.index)
 
 
-def verdict(difference: float, different: float, equal: float, better: str | None) -> str:
-    """Return the verdict of a comparison, given the p-values of `Comparison.different` and `Comparison.equal`."""
+def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
+    """Return the verdict of a comparison, given its corrected p-value, and whether it is within the margin."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):
-        return "too few runs"
-    if equal < SIGNIFICANT:
+        return TOO_FEW
+    if as_good:
         return "as good"
     if different < SIGNIFICANT:
         return "better" if (difference > 0) == (better == "more") else "worse"
-    return "undecided"
+    return UNDECIDED

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import nan
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Table(NamedTuple):
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
     margin: float = 1.0  # in points; a difference below the margin counts as equal
+    claims: Mapping[tuple[str, str, str], float] | None = None  # column, attention, baseline: margin; None: all
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
     pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to their runs
     pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
@@ -37,15 +39,14 @@ class Table(NamedTuple):
         mean = ", mean over training" * bool(self.over_training)
         return in_words(self.over_training or self.metric, self.kind) + mean
 
-    @property
-    def reach(self) -> float:
-        """The margin in units of the metric or of its logarithm."""
-        return self.margin * self.kind.point
+    def margin_of(self, column: str, attention: str, baseline: str) -> float:
+        """Return the margin of a comparison in points; NaN if no claim is about the comparison."""
+        return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     @property
-    def reach_of_chance(self) -> float:
-        """The margin in units of accuracy, or of the metric if it is no accuracy, for comparisons with `chance`."""
-        return self.margin * ACC.point if self.accuracy else self.reach
+    def point_of_chance(self) -> float:
+        """A point of the accuracy, or of the metric if there is no accuracy, for comparisons with `chance`."""
+        return ACC.point if self.accuracy else self.kind.point
 
     def chance_in(self, column: str) -> float | None:
         """Return the lowest accuracy of guessing in a column or pool; None if it is unknown for any run."""
@@ -151,10 +152,14 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
     columns, runs = entry.columns or grid.file.columns, grid.of_all_scales
     found = columns_of(grid, columns)
     attentions, names = [run.attention for run in runs], [*found] if columns else [run.task for run in runs]
+    claims = {(one.scale, one.column, *pair): one.margin for one in entry.claims or () for pair in one.pairs}
     for what, given, known in (
         ("metric in tables", [entry.metric], [f"{stage}/{m}" for stage in ("test", "val") for m in _metrics_of(grid)]),
         ("attention in published", entry.published, attentions),
         ("attention in pairs", chain.from_iterable(entry.pairs), attentions),
+        ("scale in claims", [scale for scale, *_ in claims], grid.file.scales),
+        ("column in claims", [column for _, column, *_ in claims], [*names, *entry.pools]),
+        ("attention in claims", chain.from_iterable(pair for _, _, *pair in claims), attentions),
         ("column in published", chain.from_iterable(entry.published.values()), names),
         ("column in relabelled", [*entry.relabelled, *entry.relabelled.values()], names),
         ("column in solved", entry.solved, names),
@@ -174,6 +179,7 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
         chance=_chance(grid, outcomes, entry.metric.partition("/")[0]),
         accuracy="" if entry.metric.endswith("/acc") else f"{entry.metric.partition('/')[0]}/acc",
         margin=entry.margin,
+        claims=None if entry.claims is None else {key[1:]: of for key, of in claims.items() if key[0] == grid.scale},
         solved=entry.solved,
         pools={pool: names for pool, names in pools.items() if names and names not in of_columns.values()},
         pairs=entry.pairs,

@@ -9,14 +9,20 @@ import pandas as pd
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import CEILING, Cell, Compared, steps_to_ceiling
 from kvt.reports.names import label
+from kvt.reports.statistics import UNDECIDED
 from kvt.reports.tables import Table
 from kvt.tasks.metrics import Metric
 
 
 def verdict_in_words(compared: Compared, kind: Metric) -> str:
     """Return the verdict of a comparison. After "undecided", add the smallest margin in points."""
-    margin = compared.smallest_margin if compared.verdict == "undecided" else nan
+    margin = compared.smallest_margin if compared.verdict == UNDECIDED else nan
     return compared.verdict + (f", ± {margin / kind.point:.2f}" if isfinite(margin) else "")
+
+
+def better_in(compared: Compared) -> str:
+    """Return the pairs in which the first attention is better, such as "3 of 51"."""
+    return f"{compared.better_in:.0f} of {compared.pairs}" if isfinite(compared.better_in) else "–"
 
 
 def pair_of(compared: Compared) -> str:
@@ -37,26 +43,35 @@ def left_out_of(compared: Compared) -> str:
 def difference_of(compared: Compared, kind: Metric) -> str:
     """Return the difference and its interval in points. If numbers of solved runs are compared, return the numbers."""
     if isfinite(compared.solved):
-        return f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
-    return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind, " ")
+        solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
+        return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"
+    return kind.points(compared.difference) + interval_of(compared.low, compared.high, kind)
 
 
-def interval_of(low: float, high: float, kind: Metric, before: str = "") -> str:
-    return f"{before}[{kind.points(low)}, {kind.points(high)}]" if isfinite(low) else "–" * (not before)
+def interval_of(low: float, high: float, kind: Metric) -> str:
+    return f" [{kind.points(low)}, {kind.points(high)}]" if isfinite(low) else ""
 
 
-def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False) -> Markdown:
-    """Return a table with our results, the published results and their difference.
+def results_table(
+    cells: Sequence[Cell], table: Table, compared: Sequence[Compared] = (), relabelled: bool = False
+) -> Markdown:
+    """Return a table with our results, the published results, their difference and the pairs with a better result.
 
     If `relabelled`, published numbers stand in the columns with corrected names, otherwise in the paper's columns.
+    If all cells of a column have the same numbers of runs, these numbers are in the last row.
     """
     kind, all_published = table.kind, table.published_right if relabelled else table.published
     lines = [["", *table.columns, "mean"]]
+    ahead = {(one.attention, one.column): better_in(one) for one in compared if one.baseline == compared[0].baseline}
+    counts = {column: {_count(cell) for cell in cells if cell.column == column} for column in table.columns}
+    run = {cell.column for cell in cells if cell.runs}
+    shared = {column: of.pop() if len(of) == 1 and column in run else "" for column, of in counts.items()}
     for attention in dict.fromkeys(cell.attention for cell in cells):
         ours = [cell for cell in cells if cell.attention == attention]
         means = np.array([cell.mean for cell in ours])
         # NaN if a column has no mean: means over different columns are not comparable
-        lines.append([bold_label(attention), *(_cell(kind, cell) for cell in ours), kind.value(means.mean())])
+        texts = [_cell(kind, cell, shared[cell.column]) for cell in ours]
+        lines.append([bold_label(attention), *texts, kind.value(means.mean())])
         if theirs := all_published.get(attention, {}):
             published = [theirs.get(column, (nan, nan)) for column in table.columns]
             their_means = np.array([mean for mean, _ in published])
@@ -64,19 +79,20 @@ def results_table(cells: Sequence[Cell], table: Table, relabelled: bool = False)
             lines.append(["published", *texts, kind.value(their_means.mean())])
             differences = kind.scaled(means) - kind.scaled(their_means)
             lines.append(["difference", *map(kind.points, [*differences, differences.mean()])])
-    return markdown_table(lines)
+        if any((attention, column) in ahead for column in table.columns):
+            pairs = [ahead.get((attention, column), "–") for column in table.columns]
+            lines.append([f"better than {label(compared[0].baseline)} in", *pairs, ""])
+    return markdown_table([*lines, ["n", *shared.values(), ""]] if any(shared.values()) else lines)
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """Return a table with a row for each comparison. If no comparison is tested, omit the columns of tests."""
-    lines = [["", "pair", "n", "difference", "beyond this grid", "p (no difference)", "p (TOST)", "verdict"]]
+    """Return a table with a row for each comparison. If no comparison has a p-value, omit the column."""
+    lines = [["", "pair", "n", "better in", "difference", "p", "verdict"]]
     for one in compared:
-        beyond = interval_of(one.beyond_low, one.beyond_high, kind)
-        tests = [beyond, _p(one.p_different), _p(one.p_equal)]
-        about = [one.column, pair_of(one), counts_of(one), difference_of(one, kind)]
-        lines.append([*about, *tests, verdict_in_words(one, kind)])
-    untested = all(isnan(one.p_different) for one in compared)
-    return markdown_table([[*line[:4], line[-1]] for line in lines] if untested else lines)
+        about = [one.column, pair_of(one), counts_of(one), better_in(one), difference_of(one, kind)]
+        lines.append([*about, _p(one.p), verdict_in_words(one, kind) or "–"])
+    untested = all(isnan(one.p) for one in compared)
+    return markdown_table([[*line[:5], line[-1]] for line in lines] if untested else lines)
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
@@ -132,7 +148,6 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
     unused += [] if found.not_finite.any() else ["not_finite"]
     found = found.replace({"not_finite": {0: nan}}).drop(columns=unused)
     rows = pd.DataFrame(compared, columns=Compared._fields).drop(columns="table")
-    rows.insert(len(rows.columns) - 1, "smallest_margin", [one.smallest_margin for one in compared])
     return [
         found.merge(rows.drop(columns="settings"), how="left"),
         rows[rows.column.isin(table.pools)].assign(metric=table.metric),
@@ -143,7 +158,15 @@ def bold_label(attention: str) -> Markdown:
     return Markdown("**{}**").format(label(attention))
 
 
-def _cell(kind: Metric, cell: Cell) -> str:
+def _cell(kind: Metric, cell: Cell, shared: str) -> str:
+    if not cell.runs:
+        return _count(cell)
+    spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
+    return f"{kind.value(cell.mean)}{spread}" + f", n = {_count(cell)}" * (not shared)
+
+
+def _count(cell: Cell) -> str:
+    """Return the numbers of a cell's runs, settings and seeds, or why the cell has no value."""
     if not cell.wanted:
         return "not in this scale"
     lost = cell.not_finite
@@ -151,9 +174,7 @@ def _cell(kind: Metric, cell: Cell) -> str:
     gone += f", {lost} with a metric that is not finite" * (lost > 0)
     if not cell.runs:
         return f"{'no value' if lost > 0 else 'not run'} (0 of {cell.wanted}{gone})"
-    spread = f" ± {kind.value(cell.over_settings)}" * isfinite(cell.over_settings)
-    count = str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}{_share(cell)}"
-    return f"{kind.value(cell.mean)}{spread}, n = {count}"
+    return str(cell.runs) if cell.runs == cell.wanted else f"{cell.runs} of {cell.wanted}{gone}{_share(cell)}"
 
 
 def _share(cell: Cell) -> str:

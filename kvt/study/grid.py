@@ -60,6 +60,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class ClaimsEntry:
+    """Claims about a column or pool of a table at one scale; a difference below the margin, in points, is as good."""
+
+    scale: str
+    column: str
+    pairs: list[tuple[str, str]]
+    margin: float = 1.0
+
+
+@dataclass(frozen=True)
 class TableEntry:
     """The entry of a grid's YAML file for one table of its report; docs/guides/studies.md describes the keys."""
 
@@ -70,6 +80,7 @@ class TableEntry:
     columns: Columns = None
     pools: dict[str, list[str]] = field(default_factory=dict)
     pairs: list[tuple[str, str]] = field(default_factory=list)
+    claims: list[ClaimsEntry] | None = None  # the comparisons that have a verdict; None: all
     published: dict[str, dict[str, float | tuple[float, float]]] = field(default_factory=dict)
     relabelled: dict[str, str] = field(default_factory=dict)
     note: str = ""

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from kvt.attention import cycle_lengths
 from kvt.grids.cycles import add_cycles, level, levels, longer_cycles
-from kvt.reports.results import measure
+from kvt.reports.section import measure
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.tasks.lists import DigitLists, permutation

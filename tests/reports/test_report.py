@@ -16,8 +16,7 @@ import yaml
 from kvt.commands import execute as command
 from kvt.data.published import UNPUBLISHED
 from kvt.reports.comparisons import CEILING, CHANCE, SILENT, Compared, cells_of, comparisons, with_means
-from kvt.reports.figures import bars
-from kvt.reports.forest import forest
+from kvt.reports.figures import bars, forest
 from kvt.reports.names import metric_of
 from kvt.reports.report import write_report
 from kvt.reports.tables import Table, curves_of, tables_of
@@ -95,11 +94,11 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
     assert heading == ["", "sort", "sub", "mean"]
     assert [line[0] for line in lines] == [
         *("**QKV**", "published", "difference"),
-        *("**KV+Pos**", "**KV**", "published", "difference"),
+        *("**KV+Pos**", "**KV**", "published", "difference", "n"),
     ]
     mean = results[(results.task == "sort") & (results.attention == "qkv")]["test/acc"].mean()
     assert lines[0][1].startswith(f"{mean:.3f} ± ")
-    assert lines[0][1].endswith(", n = 2 of 4; 2 of 2 settings, 1 seed")
+    assert lines[-1][1:] == ["2 of 4; 2 of 2 settings, 1 seed"] * 2 + [""], "equal for all cells of a column"
     assert lines[1][1:] == ["0.900 ± 0.100", "0.500", "0.700"]
     assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
 
@@ -146,7 +145,9 @@ def test_which_way_a_metric_of_ones_own_is_better_is_what_its_task_declares(tabl
 
 
 def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
-    printed, right = (cells(results_table(cells_of(results, table), table, relabelled)) for relabelled in (False, True))
+    printed, right = (
+        cells(results_table(cells_of(results, table), table, relabelled=relabelled)) for relabelled in (False, True)
+    )
     for before, after in zip(printed, right, strict=True):
         assert before[0] == after[0]
         if before[0] == "published":
@@ -211,13 +212,13 @@ def test_a_pool_leaves_out_what_tells_nothing_apart():
     for cells in (telling, telling | silent):
         results, table = made(cells)
         pooled = compared(results, table).set_index("column").loc["all"]
-        found.append(pooled.drop(["left_out", "p_different", "p_equal"]))
+        found.append(pooled.drop(["left_out", "p"]))
         assert pooled.left_out == len(cells) - 2
     pd.testing.assert_series_equal(*found)
     assert found[0].difference == pytest.approx(-(0.32 / 3 + 0.1) / 2)
     alone = compared(*made(silent)).set_index("column")
     assert [*alone.verdict] == [CEILING, CHANCE, SILENT]
-    assert alone.p_different.isna().all()
+    assert alone.p.isna().all()
 
 
 def test_all_comparisons_of_a_page_are_one_family():
@@ -234,17 +235,27 @@ def test_all_comparisons_of_a_page_are_one_family():
     single = [compared(results, table._replace(columns={column: table.columns[column]})) for column in columns]
     alone = pd.concat(single, ignore_index=True)
     pd.testing.assert_frame_equal(alone[["low", "high", "difference"]], one[["low", "high", "difference"]])
-    assert (alone.p_different <= one.p_different).all()
-    assert alone.p_different.min() * 6 == pytest.approx(one.p_different.min())
+    assert (alone.p <= one.p).all()
+    assert alone.p.min() * 6 == pytest.approx(one.p.min())
+    claimed = compared(results, table._replace(claims={(columns[0], "kv", "qkv"): 3.0}))
+    assert claimed.p.dropna().tolist() == [alone.p[0]], "only what a claim is about is tested"
+    assert (claimed.verdict != "").tolist() == [True] + [False] * 5
+    pd.testing.assert_frame_equal(claimed[["low", "high", "difference"]], one[["low", "high", "difference"]])
 
 
 def test_runs_that_solve_a_task_or_do_not_are_counted():
     results, table = made({"swap": {"qkv": [1.0] * 8, "kv": [1.0, 0.991, 0.2, 0.2, 0.98, 0.3, 0.1, 0.5]}})
     (line,) = found = comparisons(results, [table._replace(solved=["swap"], pools={})])
     assert (line.solved, line.solved_by_baseline, line.pairs) == (2, 8, 8)
-    assert line.p_different == pytest.approx(2 / 2**6)
+    assert line.p == pytest.approx(2 / 2**6)
     assert line.verdict == "worse"
-    assert "| solved 2 against 8 of 8 | – |" in comparisons_table(found, table.kind)
+    assert "| 0 of 8 | solved 2 against 8 of 8, blocks 0 : 6 | 0.0312 |" in comparisons_table(found, table.kind)
+
+
+def test_an_interval_is_clipped_to_what_a_difference_can_be():
+    results, table = made({"s": {"qkv": [0.9, 0.2], "kv": [0.3, 0.7]}})
+    (line,) = comparisons(results, [table._replace(pools={})])
+    assert (line.low, line.high, line.smallest_margin) == (-1, 1, 1)
 
 
 def test_attentions_are_compared_with_others_than_the_first_where_the_grid_asks(results, table):
@@ -276,7 +287,7 @@ def test_only_whole_pairs_count(results, table):
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
     assert kv[1].endswith("n = 1 of 4, 1 diverged; 1 of 2 settings, 1 seed"), "what diverged is not averaged in"
     assert found.verdict["sort", "kv"] == "runs lost"
-    assert found.verdict["sort", "kv+pos"] == "too few runs"
+    assert found.verdict["sort", "kv+pos"] == "too few seeds"
 
 
 @pytest.mark.parametrize("value", [np.nan, inf])
@@ -441,7 +452,6 @@ def test_at_the_ceiling_and_at_chance_nothing_is_claimed(results, table, value, 
     """Chance is guessing one of ten digits. One run that is elsewhere is enough for a verdict."""
     level = results.assign(**{"test/acc": [value if task == "sub" else 0.5 for task in results.task]})
     level["state"] = State.FINISHED
-    level["setting"] = level.setting + " " + level.seed.astype(str)  # four of them
     found = comparisons(level, [table])
     assert {(one.column, one.verdict) for one in found} == {("sub", verdict), ("sort", "as good")}
     assert at_the_ceiling(found) == ("sub" if verdict == CEILING else "")
@@ -462,7 +472,6 @@ def test_models_at_chance_have_no_verdict_in_any_table(study, results, metric):
     tables = tables_of(replace(grid, file=replace(grid.file, tables=entries)))
     level = results.assign(**{f"{stage}/acc": [0.105 if task == "sub" else 0.5 for task in results.task], metric: 2.3})
     level["state"] = State.FINISHED
-    level["setting"] = level.setting + " " + level.seed.astype(str)
     found = comparisons(level, tables)
     assert {(one.table, one.column, one.verdict) for one in found} == {
         (table, *of_column) for table in (0, 1) for of_column in (("sub", CHANCE), ("sort", "as good"))
@@ -499,8 +508,8 @@ def test_steps_to_nearly_the_highest_value_are_medians_over_runs(table):
 def test_undecided_has_the_smallest_margin_within_which_it_is_not(table):
     """With just more than this margin the same runs are as good, with just less they are not."""
     accuracy = np.random.default_rng(1).uniform(0.4, 0.6, 16)
-    results = pd.DataFrame(product(("qkv", "kv"), map(str, range(8))), columns=["attention", "setting"])
-    about = {"task": "sort", "seed": 0, "state": State.FINISHED, "test/acc": accuracy}
+    results = pd.DataFrame(product(("qkv", "kv"), range(8)), columns=["attention", "seed"])
+    about = {"task": "sort", "setting": "", "state": State.FINISHED, "test/acc": accuracy}
     results = results.assign(name=results.index.map(str), **about)
     wide = table._replace(columns={"sort": frozenset(results.name)})
     (found,) = comparisons(results, [wide])
@@ -535,6 +544,7 @@ TABLE = {"metric": "test/acc"}
         ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "'srot'"),
         ({"tables": [TABLE | {"pools": {"both": ["sort", "sbu"]}}]}, "'sbu'"),
         ({"tables": [TABLE | {"pairs": [["kv", "qvk"]]}]}, "'qvk'"),
+        ({"tables": [TABLE | {"claims": [{"scale": "big", "column": "sort", "pairs": [["kv", "qkv"]]}]}]}, "'big'"),
         ({"curves": [["val/los"]]}, "'val/loss'"),
     ],
 )

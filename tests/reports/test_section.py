@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from kvt.commands import execute as command
-from kvt.reports.results import measure
-from kvt.reports.section import write_sections
+from kvt.reports.section import measure, write_sections
 from kvt.study.grid import read_grid
 from kvt.system import GRIDS, run
 from tests.conftest import REPOSITORY
