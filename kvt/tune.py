@@ -119,17 +119,10 @@ def environment() -> dict[str, Any]:
             "system": platform.platform(),
             "processor": _processor(),
             "threads": torch.get_num_threads(),
-            "float32_matmul": _float32_matmul(),
+            "float32_matmul": torch.get_float32_matmul_precision(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
     }
-
-
-def _float32_matmul() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch's function does not support all values of torch.backends.fp32_precision
-        return torch.backends.fp32_precision  # type: ignore[attr-defined]
 
 
 def _git_commit() -> str | None:

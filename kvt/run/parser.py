@@ -199,11 +199,6 @@ def require_settings(config: Mapping[str, Any]) -> None:
         require_finite(**{f"--{name}": value for name, value in section.items()})
     given = {f"--{name}": trainer.get(name) for name in POSITIVE} | {"--threads": config["threads"]}
     require_positive(**{name: value for name, value in given.items() if isinstance(value, int | float)})
-    if trainer.get("barebones"):
-        remedy = "drop it, or pass --enable_checkpointing false --enable_progress_bar false --logger none"
-        raise UserError(f"--barebones true: a run must log, and save its best weights: {remedy}")
     strategy = str(trainer.get("strategy"))
-    if re.search("spawn|fork|notebook", strategy):
-        raise UserError(f"--strategy {strategy}: spawn strategies are not supported: choose ddp")
-    if re.search("ModelParallel|sharded|fsdp|deepspeed", strategy, re.IGNORECASE):
-        raise UserError(f"--strategy {strategy}: each process must hold the whole model: choose ddp")
+    if re.search("spawn|fork|notebook|ModelParallel|sharded|fsdp|deepspeed", strategy, re.IGNORECASE):
+        raise UserError(f"--strategy {strategy}: each process must run the script and hold the whole model: choose ddp")

@@ -1,7 +1,6 @@
 """A callback that shows attention maps and sample texts in the loggers after validations."""
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,30 +13,26 @@ from kvt.view import maps
 
 TAG = "visual/attention"
 """The name of the pictures. TensorBoard sorts by name, so this name comes after the curves of train/ and val/."""
-SHARE = 1 / 20
-"""The largest share of a run's time for drawing, without the first and the last validation."""
 
 
 class Shown(Callback):
-    """A callback that sends attention maps and a sample text to the loggers after the first and the last validation.
+    """A callback that sends attention maps and a sample text to the loggers after validation 1, 2, 4, 8 … and the last.
 
-    After other validations, the callback does so only if the last drawing took at most `SHARE` of the time since that
-    drawing. A small model that is validated every second would otherwise spend more time on drawing than on training.
+    Drawing may take longer than training a small model between two validations.
     """
 
-    _took = _ended = 0.0  # duration of the last drawing in seconds; the time at its end
-    _is_due = False  # whether the last validation has no pictures yet
+    _validations = _shown = 0  # the number of validations, and the number of the last one with pictures
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            self._is_due = True
-            self._show_if(self._took <= SHARE * (perf_counter() - self._ended), trainer, pl_module)
+            self._validations += 1
+            if self._validations.bit_count() == 1:
+                self._show(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Draw after the last validation, if `on_validation_end` has not drawn after it."""
-        if self._is_due:
+        if self._shown != self._validations:
             pl_module.eval()
-            self._show_if(True, trainer, pl_module)
+            self._show(trainer, pl_module)
             pl_module.train()
 
     def show(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
@@ -71,11 +66,9 @@ class Shown(Callback):
             for board in boards:
                 board.experiment.add_text("sample", text, trainer.global_step)
 
-    def _show_if(self, worthwhile: bool, trainer: Trainer, pl_module: Any) -> None:
+    def _show(self, trainer: Trainer, pl_module: Any) -> None:
+        self._shown = self._validations
         takers = [own for own in trainer.loggers if isinstance(own, TensorBoardLogger) or hasattr(own, "log_image")]
-        if worthwhile and takers:  # only the first process of a run has loggers
-            begun = perf_counter()
+        if takers:  # only the first process of a run has loggers
             with torch.no_grad():
                 self.show(takers, pl_module, trainer)
-            self._ended, self._is_due = perf_counter(), False
-            self._took = self._ended - begun

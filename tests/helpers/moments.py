@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from math import inf
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -14,7 +13,6 @@ import lightning as L
 
 from kvt.commands import run_words
 from kvt.reports.paper import paper_of
-from kvt.run import pictures
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
 from kvt.run.results import save_results
 from kvt.system import run
@@ -66,7 +64,6 @@ class Moments:
 
 def fit(words: list[str], signals: str, calls: Path) -> None:
     """Run `fit` and its test, and write how many calls each phase had."""
-    pictures.SHARE = inf  # after every validation, whatever the clock says: a run's calls are then always the same
     moments = Moments(signals)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.setprofile(moments)
