@@ -289,7 +289,16 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, that of the first process, and pass it to callbacks that have a method `on_record`."""
+        """Log a number, and pass it to callbacks that have a method `on_record`.
+
+        With several processes, the number of the first process is logged. If the number of a metric with how="recorded"
+        differs between processes, the result gets a note about this.
+        """
+        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
+        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
+            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
+            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
+                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))

@@ -28,7 +28,14 @@ def pair(case, name, **setting):
     return layer, full
 
 
-@pytest.mark.parametrize(("name", "pos"), VARIANTS)
+class HalvedKeys(QKV):
+    """A user's logits, which need a key for each head."""
+
+    def logits(self, q, k):
+        return torch.einsum("bhnd,bhmd->bhnm", q, k / 2)
+
+
+@pytest.mark.parametrize(("name", "pos"), [*VARIANTS, (f"{__name__}.HalvedKeys", "sinusoid")])
 @settings(max_examples=20)
 @given(
     case=grouped,
@@ -61,21 +68,6 @@ def test_a_group_reads_a_cache_as_its_heads_would(name, pos, case, score, per_he
             layer(chunk, causal=True, mask=mask, cache=cache) for layer, cache in zip(layers, caches, strict=True)
         )
         assert_close(ours, theirs)
-
-
-class HalvedKeys(QKV):
-    """A user's logits, which need a key for each head."""
-
-    def logits(self, q, k):
-        return torch.einsum("bhnd,bhmd->bhnm", q, k / 2)
-
-
-@settings(max_examples=8)
-@given(case=grouped, kind=kinds_of_mask)
-def test_logits_of_a_user_get_keys_of_all_heads(case, kind):
-    layer, full = pair(case, f"{__name__}.HalvedKeys")
-    x, masks = case.input(), case.mask(kind)
-    assert_close(layer(x, **masks), full(x, **masks))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])

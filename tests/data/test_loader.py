@@ -1,8 +1,5 @@
 """Order and randomness are pure functions of (seed, epoch, batch)."""
 
-from itertools import islice
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kvt.data.loader import Batches, SentenceBatches, move_storage, seed_generators
 from kvt.system import UserError
-from kvt.tasks import DigitLists
 
 ROWS = st.integers(1, 60)
 SIZES = st.integers(1, 20)
@@ -184,24 +180,3 @@ def test_a_gpu_is_served_the_same_rows_and_its_steps_wait_for_nothing():
     for (cpu,), (gpu,) in zip(ours, [first, *rest], strict=True):
         assert gpu.is_cuda
         assert torch.equal(cpu, gpu.cpu())
-
-
-@pytest.mark.parametrize(("devices", "read", "told"), [(2, 3, True), (1, 3, False), (2, 12, False)])
-def test_an_epoch_that_other_devices_began_is_told(capfd, devices, read, told):
-    """After a whole epoch, all rows come again."""
-
-    def of(devices):
-        data = DigitLists(length=4, train_size=96, val_size=8, test_size=8, batch_size=8)
-        data.setup("fit")
-        strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        data.trainer = SimpleNamespace(
-            global_rank=0, world_size=devices, strategy=strategy, state=SimpleNamespace(fn="fit")
-        )
-        return data
-
-    data, other = of(1), of(devices)
-    for _ in islice(data.train_dataloader(), read):
-        pass
-    other.load_state_dict(data.state_dict())
-    other.train_dataloader()
-    assert ("saved within an epoch with 1 devices, and the run now has 2 devices" in capfd.readouterr().err) == told

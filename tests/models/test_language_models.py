@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from kvt.attention.positions import sinusoid
 from kvt.models import CausalLM, Seq2Seq
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions, make_embedding
-from kvt.system import UserError
 from tests.helpers.small_models import (
     DIM,
     KINDS,
@@ -57,12 +56,6 @@ def test_a_scaled_embedding_begins_as_large_and_is_dropped_in_training(positions
     tokens = torch.arange(1000).view(-1, MAX_LEN)
     assert_close(scaled.eval()(tokens).std(), plain(tokens).std(), atol=0.05, rtol=0)
     assert_close((scaled.train()(tokens) == 0).float().mean(), torch.tensor(0.25), atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("positions", EMBEDDINGS)
-def test_a_position_beyond_max_len_is_refused(positions):
-    with pytest.raises(UserError, match=f"{MAX_LEN + 1} tokens is longer than max_len={MAX_LEN}"):
-        positions(SYMBOLS, DIM, MAX_LEN)(some(2, 4), start=MAX_LEN - 3)
 
 
 # ---- language models -----------------------------------------------------------------------------

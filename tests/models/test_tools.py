@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, AttentionFactory
@@ -110,9 +110,7 @@ def test_it_compiles_whole(name):
 
 CHANGES: dict[str, Callable[[nn.Linear], object]] = {
     "hook": lambda layer: layer.register_forward_hook(lambda *_: None),
-    "hook before": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
     "hook of gradients": lambda layer: layer.register_full_backward_hook(lambda *_: None),
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
     "weight norm": parametrizations.weight_norm,
     "other forward": lambda layer: setattr(layer, "forward", torch.sin),
     "other weight": lambda layer: setattr(layer, "weight", type("Int8", (nn.Parameter,), {})(layer.weight.data)),

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.tasks.translation import paper_bleu, text_scores
-from tests.conftest import SMALL
 
 WORDS = st.lists(st.sampled_from("abc.,"), max_size=9)
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5)
@@ -50,13 +49,3 @@ def test_the_signature_says_what_counts_as_a_word(language, words):
     version = f"version:{sacrebleu.__version__}"
     assert bleu == f"nrefs:1|case:mixed|eff:no|tok:{words}|smooth:exp|{version}"
     assert chrf == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
-
-
-def test_the_scores_of_a_run_into_chinese_are_of_its_characters(experiment, tmp_path):
-    for split in ("train", "val", "test"):
-        (tmp_path / f"{split}.en").write_text("A man sleeps.\n" * 8)
-        (tmp_path / f"{split}.zh").write_text("一个男人在睡觉。\n" * 8)
-    words = ["--source=en", "--target=zh", f"--root={tmp_path}", "--max_epochs=1"]
-    result = experiment("translation", *SMALL["translation"], *words)
-    assert "|tok:zh|" in result["notes"]["bleu"]
-    assert "|nc:6|" in result["notes"]["chrf"]

@@ -1,6 +1,7 @@
 """What users change of a task's model and training: a flag of every task that has the part."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,22 +25,17 @@ def those(task, kind):
     return [module for module in task.modules() if isinstance(module, kind)]
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("norm", "activation"), zip(cycle(NORMS), ACTIVATIONS, strict=False))
 @pytest.mark.parametrize("name", TASKS)
-def test_all_residual_connections_have_the_norm_that_is_asked_for(name, norm):
-    for expansion in (1, 0):
-        task = small_task(name, norm=norm, expansion=expansion)
+def test_all_blocks_have_the_norm_activation_width_and_dropout_that_are_asked_for(name, norm, activation):
+    for expansion in (1.3, 0):
+        task = small_task(name, norm=norm, activation=activation, expansion=expansion, dropout=0.3)
         assert {type(residual) for residual in those(task, Residual)} == {NORMS[norm]}
-        assert bool(those(task, FeedForward)) == bool(expansion)
+        networks = those(task, FeedForward)
+        kinds = {(type(network[1]), network[0].out_features) for network in networks}
+        assert kinds == ({(ACTIVATIONS[activation], 10)} if expansion else set())  # 1.3 · 8
+        assert 0.3 in {module.p for module in those(task, nn.Dropout)}
         task.compute_metrics(small_batch(name))["loss"].backward()
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", TASKS)
-def test_all_feed_forward_networks_have_the_activation_and_width_that_are_asked_for(name, activation):
-    networks = those(small_task(name, activation=activation, expansion=1.3), FeedForward)
-    assert {type(network[1]) for network in networks} == {ACTIVATIONS[activation]}
-    assert {network[0].out_features for network in networks} == {10}  # 1.3 · 8
 
 
 def rates(task, steps: int) -> list[float]:
@@ -91,14 +87,6 @@ def test_smoothing_is_of_the_training_loss_alone(name):
     everywhere = -logits.log_softmax(-1).mean().item()
     true, false = losses[0.0]
     assert losses[0.2] == pytest.approx([0.8 * true + 0.2 * everywhere, false], rel=1e-5)
-
-
-def test_dropout_of_images_is_of_training_alone():
-    task, batch = small_task("ImageTask", dropout=0.5), small_batch("ImageTask")
-    assert not torch.equal(task(batch[0]), task(batch[0]))
-    task.eval()
-    assert torch.equal(task(batch[0]), task(batch[0]))
-    assert {module.p for module in those(task, nn.Dropout)} == {0.5}
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,18 @@ def test_splits_are_apart_and_follow_from_the_seed(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_who_looks_back_by_the_distance_is_always_right(task):
-    symbols, answers, distance = made(task).splits["train"]
-    asked = answers != IGNORE
-    assert asked.any(1).all()
-    rows, places = asked.nonzero(as_tuple=True)
-    assert (distance[asked] > 0).all()
-    assert torch.equal(symbols[rows, places - distance[asked]], answers[asked])
-    assert not distance[~asked].any()
+    """Also in longer sequences, which the test has apart."""
+    data = made(task, longest=100)
+    lengths = {split: symbols.shape[1] for split, (symbols, *_) in data.splits.items()}
+    longer = [data.length * 2**power for power in (1, 2, 3) if data.length * 2**power <= 100]
+    assert lengths == dict.fromkeys(("train", "val", "test"), data.length) | {f"test_{n}": n for n in longer}
+    for symbols, answers, distance in data.splits.values():
+        asked = answers != IGNORE
+        assert asked.any(1).all()
+        rows, places = asked.nonzero(as_tuple=True)
+        assert (distance[asked] > 0).all()
+        assert torch.equal(symbols[rows, places - distance[asked]], answers[asked])
+        assert not distance[~asked].any()
 
 
 @pytest.mark.parametrize("vocab", [16, 21])
@@ -208,18 +213,6 @@ def test_longer_sequences_are_tested_apart(experiment):
     assert by_length.keys() == {f"test/acc_{length}_long" for length in (12, 24, 48)}
     assert by_length["test/acc_12_long"] == result["test/acc"] == plain["test/acc"]
     assert not any(name.endswith("_long") for name in plain)
-
-
-@pytest.mark.parametrize("length", [20, 40])
-def test_longer_sequences_are_what_they_are_when_made_alone(length):
-    """The last place asks for what followed the special symbol before."""
-    data = Recall("induction", vocab=6, length=10, train_size=30, val_size=20, test_size=20, longest=40)
-    data.setup("test")
-    symbols, answers, distance = data.splits[f"test_{length}"]
-    assert symbols.shape == (20, length)
-    places = length - 1 - distance[:, -1]
-    assert torch.equal(symbols[torch.arange(20), places], answers[:, -1])
-    assert (symbols[torch.arange(20), places - 1] == 5).all()
 
 
 def test_training_stops_at_the_accuracy_that_is_asked_for(experiment):

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from kvt.data.tokens import END
 from kvt.system import UserError
 from kvt.tasks import Characters, DigitLists, Images, ImageTask, SentencePairs, TextTokens, datamodule
-from tests.conftest import SMALL, SMALL_LISTS, write_images, write_sentences
+from tests.conftest import SMALL, write_images, write_sentences
 
 REAL = Path(os.environ.get("KVT_DATA_DIR", "data")).resolve()
 
@@ -44,11 +44,10 @@ def test_lists_are_apart_even_if_there_are_only_just_enough(length, share, seed)
     assert [len(rows(data, split)) for split in data.splits] == sizes
 
 
-def test_more_lists_than_there_are_is_refused(mistake, experiment):
+def test_more_lists_than_there_are_is_refused():
     DigitLists(length=2, train_size=80, val_size=10, test_size=10).load()
     with pytest.raises(UserError, match="length=2 gives"):
         DigitLists(length=2, train_size=80, val_size=10, test_size=11)
-    assert "length=2" in mistake(experiment, "reverse", *SMALL_LISTS, "--length", "2")
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -152,18 +151,15 @@ def test_a_large_data_set_is_not_compared(monkeypatch):
     assert data.seen_in_training is None
 
 
-def test_sentences_that_training_has_too_are_counted_in_the_result(tmp_path, experiment, capsys):
+def test_sentences_that_training_has_too_are_counted_in_the_result(tmp_path, experiment):
     root = tmp_path / "corpus"
     write_sentences(root, {"train": 22, "val": 6, "test": 5})
     train, test = ((root / f"{split}.de").read_text().splitlines() for split in ("train", "test"))
     (root / "test.de").write_text("\n".join([train[3], *test[1:]]))
     result = experiment("translation", *SMALL["translation"], "--root", str(root), "--max_epochs", "1")
     val = (root / "val.de").read_text().splitlines()
-    assert result["seen_in_training"] == {
-        "val": sum(line in train for line in val),
-        "test": 1 + sum(line in train for line in test[1:]),
-    }
-    assert "seen_in_training" in capsys.readouterr().out
+    seen = {"val": sum(line in train for line in val), "test": 1 + sum(line in train for line in test[1:])}
+    assert result["seen_in_training"] == seen
 
 
 @pytest.mark.real

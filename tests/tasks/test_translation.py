@@ -166,14 +166,11 @@ def test_a_phrase_book_is_memorised(learned, beam):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_empty_sentences_have_empty_translations(learned, beam):
+def test_empty_sentences_have_empty_translations_and_unknown_words_have_some(learned, beam):
     assert learned.translate([], beam) == []
     assert learned.translate(["", " \t "], beam) == ["", ""]
     assert learned.translate(["", "Why?", "", "Is it cold?"], beam) == ["", "Warum?", "", "Ist es kalt?"]
 
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_sentences_with_unknown_words_are_translated(learned, beam):
     platypus, _ = learned.translate(["A platypus sleeps.", "Xyzzy plugh ☃ 𝄞"], beam)
     assert platypus.endswith(".")
 
