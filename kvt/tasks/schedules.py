@@ -20,7 +20,7 @@ def total_steps(task: L.LightningModule) -> int:
     if steps == math.inf:
         remedy = "give the Trainer max_epochs or max_steps (max_time may still end the run), or use schedule=constant"
         raise UserError(f"max_epochs=-1: schedule={task.schedule} spans all steps of the run: {remedy}")
-    return int(steps)
+    return max(1, int(steps))  # a run without a step ends with its own error
 
 
 def cosine_warmup(warmup: int, total: int) -> Factor:
