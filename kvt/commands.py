@@ -12,7 +12,6 @@ from inspect import Parameter, signature
 from math import inf, isfinite
 from pathlib import Path
 from pkgutil import resolve_name
-from shlex import quote
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -557,14 +556,6 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
         return
     folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
     tell(f"\n{system.table(result.metrics | cli.model.metric_notes | folder)}")
-    from kvt.reports.paper import paper_of  # slow to import
-
-    for metric, text in paper_of(cli.run_config, cli.datamodule.task_name):
-        if metric in result.metrics:
-            tell(text)
-    if command == "fit" and "test" in cli.datamodule.splits and result.checkpoint:
-        own = f"{quote(os.path.relpath(result.checkpoint))}{cli.run_config.own_flags}"
-        tell(f"not tested yet: kvt test --ckpt_path {own}")
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:

@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -48,16 +47,12 @@ class RunConfig:
     ckpt_path: str | None = None
 
     def __post_init__(self) -> None:
-        if type(self.seed_everything) is not int:
-            raise UserError(f"seed_everything={self.seed_everything!r:.60}: expected an integer")
-        for name in PARTS if self.optimizer is not None else BUILT:
-            part = getattr(self, name)
-            if not (
-                isinstance(part, Mapping)
-                and isinstance(part.get("class_path"), str)
-                and isinstance(part.get("init_args"), Mapping)
-            ):
-                raise UserError(f"{name}={part!r:.60}: expected a mapping of class_path and init_args")
+        parts = {name: getattr(self, name) for name in (PARTS if self.optimizer is not None else BUILT)}
+        for name, part in {**parts, "seed_everything": self.seed_everything}.items():
+            given = part if isinstance(part, Mapping) else {}
+            whole = isinstance(given.get("class_path"), str) and isinstance(given.get("init_args"), Mapping)
+            if not (type(part) is int if name == "seed_everything" else whole):
+                raise UserError(f"{name}={part!r:.60}: expected class_path and init_args; a seed is an integer")
 
     @classmethod
     def from_name(cls, name: str) -> "RunConfig":
@@ -181,12 +176,6 @@ class RunConfig:
         """The name of the attention, "attn", and the import paths of task and data, "model" and "data"."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
-
-    @property
-    def own_flags(self) -> str:
-        """The flags that name the run's classes outside kvt for a checkpoint's command: " --data my_task.Bits"."""
-        own = [(name, path) for name, path in self.imports.items() if "." in path and not path.startswith("kvt.")]
-        return "".join(f" --{name} {quote(path)}" for name, path in own)
 
     def as_dict(self) -> Config:
         """Return the content of config.yaml."""

@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 
 from kvt.commands import run_words
-from kvt.reports.paper import paper_of
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
 from kvt.run.results import save_results
 from kvt.system import run
@@ -25,7 +24,6 @@ BEGINS: dict[CodeType, str] = {
     RunCallback.on_train_epoch_end.__code__: "boundary",
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
-    paper_of.__code__: "afterwards",  # the result is saved
 }
 """The phase of a process by the function that begins it. Before all others it is "start"."""
 WITHIN: dict[CodeType, str] = {
