@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.precision import HalfPrecision
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -78,8 +79,6 @@ def train(
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
     """
-    if not isinstance(config, RunConfig):
-        raise UserError(f"{config!r:.60}: expected a configuration, such as kvt.RunConfig.from_name('reverse')")
     silence_libraries()
     return fit(KvtCLI(config.as_dict()), folder, resume=resume, test=test, callbacks=callbacks)
 
@@ -160,8 +159,7 @@ def fit(
 
 def validate(cli: KvtCLI) -> None:
     """Measure the run's checkpoint on the validation data, and print the metrics."""
-    _, trainer = _load(cli, "validate")
-    trainer.validate(cli.model, cli.datamodule)
+    _load(cli, "validate")[1].validate(cli.model, cli.datamodule)
 
 
 def test(cli: KvtCLI) -> Path | None:
@@ -199,6 +197,15 @@ def predict(cli: KvtCLI) -> Path | None:
     return path
 
 
+class NoProfiler(PassThroughProfiler):
+    """A profiler that does nothing. Lightning's profiler creates a generator in each of about 150 calls a step."""
+
+    nothing = nullcontext()
+
+    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.nothing
+
+
 def make_trainer(cli: KvtCLI, callbacks: Sequence[L.Callback] = (), **changes: Any) -> L.Trainer:
     """Return the Trainer of a run, without loggers.
 
@@ -211,6 +218,7 @@ def make_trainer(cli: KvtCLI, callbacks: Sequence[L.Callback] = (), **changes: A
         changes: Trainer settings that replace settings of the configuration.
     """
     settings = {**cli.config_init.trainer, "logger": False, **changes}
+    settings["profiler"] = settings.get("profiler") or NoProfiler()
     own = settings.pop("callbacks", None) or []
     asked = [*(own if isinstance(own, list) else [own]), *callbacks]
     if (limit := settings.pop("max_time", None)) is not None:

@@ -96,21 +96,17 @@ class Checkpoint:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run, without settings of the Trainer that kvt does not read from checkpoints."""
-        saved = self.saved["config"]
-        trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in KEPT}
-        others = {"seed_everything": self.seed, "optimizer": self._optimizer}
-        return {**{name: self.section(name) for name in BUILT}, "trainer": trainer, **others}
+        """The configuration of the run, without settings of the Trainer that kvt does not read from checkpoints.
 
-    @property
-    def _optimizer(self) -> dict[str, Any] | None:
-        """The run's optimiser, {"class_path": …, "init_args": …}, if torch.optim has the class, else None.
-
-        The user must name an optimiser of another package again, because kvt imports no class that a file names.
+        The user must name an optimiser that is not one of torch.optim again, because kvt imports no class that a file
+        names.
         """
-        asked = self.saved["config"].get("optimizer") or {}
+        saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
+        trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in KEPT}
+        asked = saved.get("optimizer") or {}
         is_torchs = str(asked.get("class_path")).rpartition(".")[0] == "torch.optim"
-        return asked if is_torchs and _is_plain(asked.get("init_args")) else None
+        optimizer = asked if is_torchs and _is_plain(asked.get("init_args")) else None
+        return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
