@@ -13,6 +13,7 @@ import lightning as L
 
 from kvt.commands import run_words
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
+from kvt.run.pictures import Shown
 from kvt.run.results import save_results
 from kvt.system import run
 from tests.helpers.drivers import fork_server, redirect_output
@@ -22,6 +23,7 @@ BEGINS: dict[CodeType, str] = {
     RunCallback.on_train_batch_end.__code__: "boundary",
     RunCallback.on_validation_start.__code__: "validation",
     RunCallback.on_train_epoch_end.__code__: "boundary",
+    Shown.on_train_end.__code__: "trained",  # a run that resumes here trains no more
     L.Trainer.test.__code__: "end",
     save_results.__code__: "end",
 }
