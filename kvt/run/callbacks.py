@@ -78,9 +78,10 @@ class RunCallback(L.Callback):
             **{"logged_step": pl_module.logged_step, "should_stop": trainer.should_stop},
             **{"callback_metrics": shown, "means": means, "gradients": gradients},
         }
-        validated = self.rows and self.rows[-1]["step"] == trainer.global_step
-        named = [name for name in self.rows[-1] if name.startswith("val/")] if validated else []
-        checkpoint["metrics"] = {name: float(shown[name]) for name in shown if named and name.startswith("val/")}
+        now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
+        validated = any(name.startswith("val/") for name in now)
+        measured = {name: float(value) for name, value in shown.items() if name.startswith("val/")}
+        checkpoint["metrics"] = measured if validated else {}  # those of the validation at this step
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint.get("run", {})
@@ -123,19 +124,15 @@ class RunCallback(L.Callback):
         is_last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if is_last or trainer.should_stop or trainer.global_step == trainer.max_steps:
             self._end(trainer)
-        if pl_module.logs_now:
+        if logs := pl_module.logs_now:
             self._tick(trainer)
             for name, value in self._step.items():
                 pl_module.record(name, value)
             self._step = {}
             pl_module.log("train/seconds", self.seconds)
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate, prog_bar=True)
-        # Lightning would stop within a validation that follows; the run stops after it instead
-        batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
-        validates = (
-            trainer.should_stop or trainer.is_last_batch or (batches + 1) % (trainer.val_check_batch or inf) == 0
-        )
-        if not validates and (trainer.world_size == 1 or pl_module.logs_now):
+        may_stop = self.signal if trainer.world_size == 1 else logs
+        if may_stop and not self._may_validate(trainer, batch_idx):
             self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -168,10 +165,16 @@ class RunCallback(L.Callback):
             write_csv(folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
     def _end(self, trainer: L.Trainer) -> None:
-        """End the run after this batch. The Trainer validates first, unless it validates in some epochs only."""
+        """End the run after this batch and a validation, also in an epoch without a validation."""
         trainer.should_stop = True
         if trainer.check_val_every_n_epoch is not None:
             trainer.check_val_every_n_epoch = 1
+
+    def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
+        """Return whether a validation may follow this batch: Lightning would stop within it, and kvt stops after it."""
+        batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
+        is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
+        return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
         """Add the time, and what all processes have read, since the last call. Waits for the work of a GPU."""

@@ -223,9 +223,8 @@ def make_trainer(cli: KvtCLI, callbacks: Sequence[L.Callback] = (), **changes: A
     asked = [*(own if isinstance(own, list) else [own]), *callbacks]
     if (limit := settings.pop("max_time", None)) is not None:
         asked.insert(0, theirs.Timer(limit))  # before `RunCallback`, which validates at the end
-    if settings.get("enable_progress_bar") is not False and not any(
-        isinstance(one, theirs.ProgressBar) for one in asked
-    ):
+    has_bar = any(isinstance(one, theirs.ProgressBar) for one in asked)
+    if settings.get("enable_progress_bar") is not False and not has_bar:
         asked.append(ProgressBar(refresh_rate=20))
     if SLURMEnvironment.detect() and not settings.get("plugins"):  # kvt's runs resume by --resume alone
         settings["plugins"] = [SLURMEnvironment(auto_requeue=False)]
@@ -302,7 +301,7 @@ def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> Path:
 
 def _start(cli: KvtCLI, path: Path, resume: bool) -> Checkpoint | None:
     """Read the data, and return the checkpoint to start training from; raise UserError if it does not fit the run."""
-    task, data, last = cli.model, cli.datamodule, (path / LAST)
+    task, data, last = cli.model, cli.datamodule, path / LAST
     read_data(data, "fit")
     start = Checkpoint(last, flag="--resume") if resume and last.is_file() else cli.start
     if start:

@@ -13,7 +13,6 @@ LAST = "checkpoints/last.ckpt"
 """The checkpoint for resuming a run. The file exists after the first validation or stop."""
 BEST = "checkpoints/best.ckpt"
 """The best checkpoint by validation. The file exists after the first validation."""
-IN_USE = "run is locked by another process: wait for it, or stop it"
 
 
 def empty(folder: Path) -> None:

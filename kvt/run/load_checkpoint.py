@@ -23,6 +23,7 @@ from kvt.attention import ATTENTION, Attention
 from kvt.attention.convert import FROM, HOW, TO, convert_layer
 from kvt.attention.factory import find_attention, keyword_arguments
 from kvt.data.tensor_files import read_tensors
+from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, Config
 from kvt.system import UserError, argument_names, unknown, user_path
 from kvt.tasks import Task, TaskData
@@ -55,7 +56,7 @@ class Checkpoint:
     flag: str = "--ckpt_path"
 
     def __post_init__(self) -> None:
-        if os.path.isfile(best := os.path.join(self.path, "checkpoints", "best.ckpt")):
+        if os.path.isfile(best := os.path.join(self.path, BEST)):
             object.__setattr__(self, "path", best)
 
     @cached_property

@@ -131,11 +131,8 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
         if not started:
             sleep(PAUSE)
         for job, died in workers.wait(PAUSE if busy else None) if started else ():
-            run, outcome, last = (
-                started.pop(job.folder),
-                read_outcome(job.folder, job.config),
-                (job.folder / LAST),
-            )
+            run, last = started.pop(job.folder), job.folder / LAST
+            outcome = read_outcome(job.folder, job.config)
             key = job.folder, last.stat().st_mtime if last.exists() else 0.0
             deaths[key] += bool(died)
             if deaths[key] == ATTEMPTS and outcome.state not in TERMINAL:

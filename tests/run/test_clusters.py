@@ -1,11 +1,9 @@
 """A run in the job of a cluster: it loads the checkpoint that kvt names, and stops on the signals of clusters."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
-import lightning as L
 import pytest
 
 import kvt
@@ -14,6 +12,7 @@ from kvt.run.cli import KvtCLI
 from kvt.run.fit import make_trainer
 from kvt.system import run
 from tests.conftest import QUIET
+from tests.run.test_resumed_runs import Send
 
 REVERSE = kvt.RunConfig.from_name("reverse").changed(
     **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},
@@ -31,19 +30,6 @@ def slurm(in_tmp_dir, monkeypatch):
     """Set the variables of a job of SLURM."""
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-
-
-class Send(L.Callback):
-    """Sends signals to its own process at a hook, for instance on_train_batch_end, once a step is reached."""
-
-    def __init__(self, hook: str, *signals: int, step: int = 0) -> None:
-        self.signals, self.step = signals, step
-        setattr(self, hook, self.send)
-
-    def send(self, trainer, *_):
-        if trainer.global_step == self.step:
-            for number in self.signals:
-                os.kill(os.getpid(), number)
 
 
 def code_of(command) -> int:

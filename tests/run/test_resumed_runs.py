@@ -63,15 +63,16 @@ class Keep(L.Callback):
 
 
 class Send(L.Callback):
-    """Sends a signal to its own process at a hook, such as on_train_batch_end, after a step."""
+    """Sends signals to its own process at a hook, such as on_train_batch_end, after a step."""
 
-    def __init__(self, hook: str, number: int, step: int) -> None:
-        self.number, self.step = number, step
+    def __init__(self, hook: str, *signals: int, step: int) -> None:
+        self.signals, self.step = signals, step
         setattr(self, hook, self.send)
 
     def send(self, trainer, *_):
         if trainer.global_step == self.step:
-            os.kill(os.getpid(), self.number)
+            for number in self.signals:
+                os.kill(os.getpid(), number)
 
 
 def require_same(resumed: Path, whole: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_signal_stops_a_run_resumably(in_tmp_dir, capfd, hook, number, setting
     config = LISTS.changed(**settings)
     steps = {"on_train_batch_end": 8, "on_validation_start": 12, "on_test_start": 18}[hook]
     with pytest.raises(SystemExit) as ended:
-        kvt.train(config, "mine", callbacks=[Send(hook, number, steps)])
+        kvt.train(config, "mine", callbacks=[Send(hook, number, step=steps)])
     assert ended.value.code == 128 + number
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("stopped at step ")
