@@ -546,7 +546,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
     cli = KvtCLI(config, words, source, **texts)
     if command not in TRAINING:
         if path := getattr(fit, command)(cli):
-            tell(f"{'predictions' if command == 'predict' else 'metrics'} in {printable(os.path.relpath(path))}")
+            tell(f"predictions in {printable(os.path.relpath(path))}")
         return
     changed = [bare(name) for name, *_ in cli.run_config.differences(RunConfig(**config))] if resumed else []
     if changed := [name for name in changed if name not in cli.datamodule.path_settings]:

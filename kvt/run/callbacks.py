@@ -259,13 +259,10 @@ class Last(ModelCheckpoint):
 
 
 class ProgressBar(TQDMProgressBar):
-    """A progress bar that shows loss and score first and speeds last, because a narrow terminal cuts off the end.
+    """A progress bar that prints a line after each epoch and after each validation within an epoch.
 
-    The callback prints a line after each epoch and after each validation within an epoch. Without a terminal, it prints
-    these lines alone.
+    Without a terminal, the callback prints these lines alone.
     """
-
-    BAR_FORMAT = "{l_bar}{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}, {rate_noinv_fmt}]"
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         self.printed = -1  # the step at which the last line was printed
@@ -295,8 +292,4 @@ class ProgressBar(TQDMProgressBar):
     def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        first = ("train/loss", pl_module.monitor)
-        names = sorted(
-            metrics, key=lambda name: (name not in first, name.endswith("_per_second"), "train/" not in name)
-        )
-        return {name.removeprefix("train/").replace("_per_second", "/s"): metrics[name] for name in names}
+        return {name.removeprefix("train/").replace("_per_second", "/s"): metrics[name] for name in metrics}

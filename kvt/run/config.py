@@ -46,14 +46,6 @@ class RunConfig:
     optimizer: dict[str, Any] | None = None
     ckpt_path: str | None = None
 
-    def __post_init__(self) -> None:
-        parts = {name: getattr(self, name) for name in (PARTS if self.optimizer is not None else BUILT)}
-        for name, part in {**parts, "seed_everything": self.seed_everything}.items():
-            given = part if isinstance(part, Mapping) else {}
-            whole = isinstance(given.get("class_path"), str) and isinstance(given.get("init_args"), Mapping)
-            if not (type(part) is int if name == "seed_everything" else whole):
-                raise UserError(f"{name}={part!r:.60}: expected class_path and init_args; a seed is an integer")
-
     @classmethod
     def from_name(cls, name: str) -> "RunConfig":
         """Return the configuration of a task of kvt by the name of its YAML file, such as cifar10."""
@@ -270,17 +262,12 @@ def read_config(file: str | Path) -> Config:
     if strange := content.keys() - {*GROUPS, *OTHERS}:
         raise unknown(f"section of {name}:", min(strange), [*GROUPS, *OTHERS])
     content["trainer"] = content.get("trainer") or {}
-    if not isinstance(content["trainer"], dict):
-        raise UserError(f"{name}: trainer: expected settings of the Trainer")
     for section in content.keys() & {*BUILT}:
         part = content[section]
         part = {"class_path": part} if isinstance(part, str) else part
-        if not isinstance(part, dict) or not isinstance(init_args := part.get("init_args") or {}, dict):
-            raise UserError(f"{name}: {section}: expected class_path and init_args")
-        if misplaced := part.keys() - {"class_path", "init_args"}:
-            raise UserError(f"{name}: {section}: {min(misplaced)} is not under init_args")
-        content[section] = {**part, "init_args": init_args}
-        if "class_path" in part:
-            path = str(part["class_path"])
+        if not isinstance(part, dict) or part.keys() - {"class_path", "init_args"}:
+            raise UserError(f"{name}: {section}: expected class_path and init_args, and nothing else")
+        content[section] = {**part, "init_args": part.get("init_args") or {}}
+        if path := part.get("class_path"):
             content[section]["class_path"] = path if "." in path else f"kvt.tasks.{path}"
     return content

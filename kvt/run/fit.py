@@ -162,18 +162,9 @@ def validate(cli: KvtCLI) -> None:
     _load(cli, "validate")[1].validate(cli.model, cli.datamodule)
 
 
-def test(cli: KvtCLI) -> Path | None:
-    """Measure the run's checkpoint on the test data, and print the metrics.
-
-    If the checkpoint is the best of a finished run that was not tested, and the data are the complete test split of the
-    run, the function adds the metrics to result.json, and returns the path of that file.
-    """
-    checkpoint, trainer = _load(cli, "test")
-    for scores in trainer.test(cli.model, cli.datamodule):
-        is_whole = not (cli.datamodule.are_others or _notes(cli, trainer, scores))
-        if is_whole and trainer.is_global_zero and not cli.run_config.trainer.get("fast_dev_run"):
-            return results.add_test(checkpoint.path, scores, str(trainer.precision))
-    return None
+def test(cli: KvtCLI) -> None:
+    """Measure the run's checkpoint on the test data, and print the metrics."""
+    _load(cli, "test")[1].test(cli.model, cli.datamodule)
 
 
 def predict(cli: KvtCLI) -> Path | None:

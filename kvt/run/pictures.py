@@ -35,11 +35,6 @@ class Shown(Callback):
             self._show(trainer, pl_module)
             pl_module.train()
 
-    def show(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
-        """Send a model's maps and text to these loggers. Only the first process of a run calls this, in eval mode."""
-        self.show_maps(loggers, pl_module, trainer)
-        self.show_text(loggers, pl_module, trainer)
-
     def show_maps(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
         """Draw the maps of the first validation example: a picture for each layer, as narrow as TensorBoard's cards.
 
@@ -50,7 +45,7 @@ class Shown(Callback):
         data: TaskData = trainer.datamodule  # type: ignore[attr-defined]
         with torch.compiler.set_stance("force_eager"):  # a compiled model calls no hooks
             _, caption, layers = maps.examine(pl_module, data.example(0))
-        for layer in layers if loggers else ():
+        for layer in layers:
             picture = maps.pixels(maps.draw([layer], maps.titled(pl_module.attn, caption), columns=2))
             name = f"{TAG}/{maps.in_words(layer.name)}"
             for logger in loggers:
@@ -71,4 +66,5 @@ class Shown(Callback):
         takers = [own for own in trainer.loggers if isinstance(own, TensorBoardLogger) or hasattr(own, "log_image")]
         if takers:  # only the first process of a run has loggers
             with torch.no_grad():
-                self.show(takers, pl_module, trainer)
+                self.show_maps(takers, pl_module, trainer)
+                self.show_text(takers, pl_module, trainer)

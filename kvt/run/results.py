@@ -13,9 +13,8 @@ from torch import Tensor
 from kvt.run.callbacks import RunCallback
 from kvt.run.cli import KvtCLI
 from kvt.run.config import bare, in_short
-from kvt.run.folder import BEST, run_of_checkpoint
 from kvt.run.load_checkpoint import Checkpoint
-from kvt.system import read_json, write_atomically, write_csv
+from kvt.system import write_atomically, write_csv
 from kvt.tune import environment
 
 
@@ -87,26 +86,8 @@ def save_results(
             "content": data.content,
             "config": cli.run_config.as_dict(),
         }
-        write_json(folder / "result.json", {**summary, **environment(), **details})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
-
-
-def add_test(checkpoint: str | Path, scores: Mapping[str, float], precision: str) -> Path | None:
-    """Add the metrics of a test to the result.json of a run that was not tested, and return the path of that file.
-
-    Returns None, and changes nothing, if the checkpoint is not the best of a finished run, or has another precision.
-    """
-    folder = run_of_checkpoint(checkpoint)
-    if folder is None or (folder / BEST).resolve() != Path(checkpoint).resolve():
-        return None
-    result = read_json(path := folder / "result.json")
-    if result is None or result.get("precision") != precision or scores.keys() & result.keys():
-        return None
-    write_json(path, {**result, **scores})
-    return path
+        content = json.dumps({**summary, **environment(), **details}, indent=2, default=str)
+        write_atomically(folder / "result.json", content + "\n")
 
 
 def write_predictions(
@@ -119,16 +100,12 @@ def write_predictions(
         batches: for each batch, a dict that maps the name of a column to the column.
         names: file names of the examples, for a column "file"; None: no such column.
     """
-    predicted = {name: [cell for batch in batches for cell in _cells(batch[name])] for name in batches[0]}
-    count = len(next(iter(predicted.values())))
-    files = {} if names is None else {"file": names[:count]}
-    columns: dict[str, Sequence[Any]] = {"example": range(count), **files, **predicted}
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    write_csv(path, columns, rows)
-
-
-def _cells(column: Tensor | list[str]) -> list[Any]:
-    if isinstance(column, list):
-        return column
-    cells: list[Any] = (column.double().round(decimals=4) if column.is_floating_point() else column).tolist()
-    return cells
+    columns: dict[str, list[Any]] = {"example": []} | ({} if names is None else {"file": []})
+    for batch in batches:
+        for name, cells in batch.items():
+            if isinstance(cells, Tensor):
+                cells = (cells.double().round(decimals=4) if cells.is_floating_point() else cells).tolist()
+            columns.setdefault(name, []).extend(cells)
+    count = len(columns[name])
+    columns |= {"example": [*range(count)]} | ({} if names is None else {"file": [*names[:count]]})
+    write_csv(path, columns, (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)))

@@ -21,7 +21,7 @@ def test_pictures_are_drawn_after_validation_1_2_4_and_so_on_and_after_the_last(
         def __init__(self):
             self.steps = []
 
-        def show(self, loggers, pl_module, trainer):
+        def show_maps(self, loggers, pl_module, trainer):
             assert not pl_module.training
             self.steps.append(trainer.global_step)
 

@@ -11,6 +11,7 @@ import yaml
 import kvt
 from kvt import train
 from kvt.commands import run_words
+from kvt.run.cli import KvtCLI
 from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import UserError
@@ -164,3 +165,14 @@ def test_a_configuration_with_classes_of_the_trainer_is_repeated_and_resumed(exp
     resumed = json.loads((folder / "result.json").read_text())
     assert resumed["test/loss"] == first["test/loss"]
     assert len([*Path("cs").rglob("metrics.csv")]) == 3
+
+
+def test_the_limits_of_a_run_do_not_limit_what_is_measured_later(in_tmp_dir, capsys):
+    limits = {"limit_val_batches": 1, "limit_test_batches": 1, "batch_size": 4}
+    run = train(REVERSE.changed(**limits), "limited").folder
+    task, data = kvt.load(run), KvtCLI(REVERSE.as_dict()).datamodule
+    data.setup("fit")
+    for command, split in (("validate", "val"), ("test", "test")):
+        run_words([command, "--ckpt_path", str(run / "checkpoints" / "best.ckpt")])
+        whole = (task.predict(data.splits[split][0]) == data.splits[split][1]).float().mean()
+        assert f"{float(whole):.4f}" in capsys.readouterr().out

@@ -120,10 +120,6 @@ def bits_per_byte(task, of):
     return bits / (len(of.encode()) - len(task.vocabulary.decode(ids[:1].tolist())[0].encode()))
 
 
-def test_maps_name_a_place_that_the_data_do_not_have(mistake, trained):
-    assert "--text" in mistake(maps, "--ckpt_path", str(trained("reverse")), "--text", "x")
-
-
 def test_content_is_of_pixels_and_labels_wherever_they_lie(tmp_path):
     write_images(tmp_path / "one", classes=3, size=8, mode="L")
     shutil.copytree(tmp_path / "one", tmp_path / "two")  # with other times of modification
