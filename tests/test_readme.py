@@ -59,15 +59,9 @@ FILES = {  # of the user's own
     "my_task.yaml": block("yaml", "my_task.Largest"),
     "my_sums.py": block("python", "class Sums"),
     "my_sharp.py": block("python", "class Sharp"),
-    "my_parity.py": block("python", "class Parity"),
-    "my_parity.yaml": block("yaml", "my_parity.Parity"),
-    "my_parity_grid.yaml": block("yaml", "[my_parity.yaml]"),
     "my_table.py": block("python", "class Table"),
     "my_table.yaml": block("yaml", "my_table.Table"),
     "table.csv": "a,b,c\n" + "".join(f"{a},{b},{a * b}\n" for a in range(6) for b in range(6)),
-    "my_tags.py": block("python", "class Sentences"),
-    "my_tags.yaml": block("yaml", "my_tags.Tagging"),
-    "tags.csv": "words,labels\n" + "".join(f"{'a ' * n}b,{'x ' * n}y\n" for n in range(40)),
     "my_grid.yaml": block("yaml", "my_attention.NearKV"),
 }
 OWN = {"NearKV": "my_attention.NearKV"}
@@ -186,31 +180,26 @@ def test_python(page, in_tmp_dir):
         exec(compile(block, page, "exec"), names)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "metric", "columns"),
-    [
-        ("table", "val/mae", ["target", "prediction"]),
-        ("tags", "val/acc", ["words", "target", "prediction"]),
-    ],
-)
-def test_the_tasks_of_csv_files_learn_and_predict(name, metric, columns, in_tmp_dir, monkeypatch):
+@pytest.fixture
+def table(in_tmp_dir, monkeypatch) -> None:
+    """The files of the task of the guide."""
     for file, text in FILES.items():
         (in_tmp_dir / file).write_text(text)
     monkeypatch.syspath_prepend(str(in_tmp_dir))
-    sys.modules.pop(f"my_{name}", None)
-    words = ["fit", "--config", f"my_{name}.yaml", "--lr", "0.01", "--schedule", "cosine", "--warmup", "1", *QUIET]
+    sys.modules.pop("my_table", None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("table")
+def test_the_task_of_the_guide_learns_and_predicts():
+    words = ["fit", "--config", "my_table.yaml", "--lr", "0.01", "--schedule", "cosine", "--warmup", "1", *QUIET]
     run(lambda: run_words(words))
     [path] = Path("lightning_logs").glob("*/kv/version_0/result.json")
-    result = json.loads(path.read_text())
-    assert result[metric] < 0.3 if name == "table" else result[metric] > 0.9
-    with (path.parent / "config.yaml").open() as file:
-        assert "schedule: cosine" in file.read()
-    own = {"table": ["my_table.Regression", "my_table.Table"], "tags": ["my_tags.Tagging", "my_tags.Sentences"]}[name]
-    checkpoint = str(path.parent / "checkpoints/best.ckpt")
-    run(lambda: run_words(["predict", "--ckpt_path", checkpoint, "--model", own[0], "--data", own[1], *QUIET]))
-    with (path.parent / "predictions.csv").open() as file:
-        assert next(file).strip().split(",") == ["example", *columns]
+    assert json.loads(path.read_text())["val/mae"] < 0.3
+    assert "schedule: cosine" in (path.parent / "config.yaml").read_text()
+    own = ["--model", "my_table.Regression", "--data", "my_table.Table"]
+    run(lambda: run_words(["predict", "--ckpt_path", str(path.parent / "checkpoints/best.ckpt"), *own, *QUIET]))
+    assert (path.parent / "predictions.csv").read_text().startswith("example,target,prediction\n")
 
 
 @pytest.mark.slow
@@ -224,21 +213,16 @@ def test_a_search_calls_train(in_tmp_dir, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_task_of_the_guide_runs_in_fit_in_a_study_and_in_its_report(in_tmp_dir, monkeypatch):
-    for name, text in FILES.items():
-        (in_tmp_dir / name).write_text(text)
-    monkeypatch.syspath_prepend(str(in_tmp_dir))
-    grid = FILES["my_parity_grid.yaml"].replace("heads: [1, 2]", "heads: [1, 2], max_epochs: 2")
-    (in_tmp_dir / "my_parity_grid.yaml").write_text(grid)
-    fit = ["fit", "--config", "my_parity.yaml", "--attn", "kv", "--max_epochs", "2", *QUIET]
-    for words in (fit, *(["study", word, "my_parity_grid.yaml"] for word in ("run", "report"))):
-        monkeypatch.setattr(sys, "argv", ["kvt", *words])
+@pytest.mark.usefixtures("table")
+def test_the_task_of_the_guide_runs_in_a_study_and_its_metric_is_in_the_report(monkeypatch):
+    axes = "{attn: [qkv, kv], heads: [1, 2], max_epochs: 2}"
+    Path("mine.yaml").write_text(f"tasks: [my_table.yaml]\naxes: {axes}\nseeds: [0, 1]\ntables: [{{metric: test/mae}}]")
+    for word in ("run", "report"):
+        monkeypatch.setattr(sys, "argv", ["kvt", "study", word, "mine.yaml"])
         main()
-    [result] = Path("lightning_logs/bits").rglob("result.json")
-    assert "val/said_odd" in json.loads(result.read_text())
-    report = Path("lightning_logs/study/reports/my_parity_grid-full/report.md").read_text()
+    report = Path("lightning_logs/study/reports/mine-full/report.md").read_text()
     assert "8 runs: 8 finished" in report
-    assert "## Test said to be odd" in report
+    assert "## Test absolute error" in report
 
 
 def test_the_penalty_of_the_guide_is_a_term_of_the_loss_and_lowers_the_entropy(in_tmp_dir):
