@@ -285,8 +285,6 @@ def symmetry() -> Told:
     text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} reach it"
     yield text, [len(law), on]
     yield "{} of all {} runs are within half a point", [rows.stands.sum(), len(rows)]
-    x = rows["test/acc"][rows.attention == "x-kv"]
-    yield "`x-kv`, without a query weight, reaches {} to {}, after more steps", [x.min(), x.max()]
     others = rows["test/acc"][rows.attention.isin(["qkv, init symmetric", "q-kv"])]
     yield "(`init: symmetric`) and `q-kv` have {} everywhere", [others.min()]
     table = rows[(rows.attention == "kv+pos, pos learned") & (rows.cycle == 4)]
@@ -305,15 +303,12 @@ def symmetry() -> Told:
             f"| {words} | " + " | ".join(["{}"] * 6) + " |",
             [perfect[*size, a] for a in ("qkv", "kv", "kv+pos", *PHASES)],
         )
-    largest = moving["test/acc"][(moving.depth == 2) & (moving.heads == 2)]
     yield "how many of these runs have an accuracy of {}, to half a point", [1.0]
-    yield "most runs are at {}, the others have one to three broken tokens", [largest.median()]
     larger = moving[(moving.attention == "qkv") & (moving.depth * moving.heads > 1)]
     yield "`qkv` fails in {} of {} runs", [(larger["test/acc"] < 0.995).sum(), len(larger)]
-    above = [one_head("cycles-laptop", name).above > 0.005 for name in ("qkv", "kv+phase, phase 1.5708")]
-    text = "and is above the level in {} of {} runs; the skew head (π/2) is in {} of {}"
-    yield text, [above[0].sum(), len(above[0]), above[1].sum(), len(above[1])]
-    assert one_head("cycles-laptop", "kv", "kv+pos", "kv+phase", "kv+phase, phase learned").above.max() <= 0.005
+    above = one_head("cycles-laptop", "qkv").above > 0.005
+    yield "`qkv` also fails here, and is above the level in {} of {} runs", [above.sum(), len(above)]
+    assert one_head("cycles-laptop", "kv", "kv+pos").above.max() <= 0.005
     small = moving[moving.attention.isin(["kv", "kv+pos"]) & (moving.depth == 1) & (moving.heads == 1)].broken
     yield "`kv` and `kv+pos` have {} to {} broken tokens of 16", [small.min(), small.max()]
     pairs = rows.broken[(rows.attention == "kv") & (rows.depth * rows.heads == 1) & (rows.cycle == 2)].sort_values()
@@ -325,9 +320,6 @@ def symmetry() -> Told:
         for a in ("qkv", "kv", "kv+pos", *PHASES)
     ]
     yield "{} for `qkv`, {} for `kv`, {} for `kv+pos`, and {}, {} and {} for", [float(found[1]) for found in steps]
-    gaps = [behind("figure6-paper", f"{n}, lr 1e-3", "kv")[0] for n in (16, 32)]
-    yield "KV is [{} and {} points of accuracy]", gaps
-    yield "the largest gap is on sort, with [{} points]", [behind("table2-sorting", "sort", "kv")[0]]
 
 
 def more_than(name: str, other: str = "qkv", with_also: str = "qkv") -> list[float]:
