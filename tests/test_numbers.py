@@ -148,6 +148,10 @@ def findings() -> Told:
     single = chosen("keyless-laptop", routed[0.1], task="associative_recall", max_epochs=5, heads=1)
     assert (single["test/acc"] >= NEARLY).all()
     assert (chosen("keyless-laptop", "qkv", "q-kv", *routed.values(), task="mqar")["test/acc"] >= NEARLY).all()
+    yield from padding()
+
+
+def padding() -> Told:
     costs = perplexity_costs(open_record("follow-up-laptop").rows, "qkv")
     names = {"q-kv": "Q≠K=V", "kv": "KV", "k": "Q=K=V", "qkv, kv_heads 1": "QKV, one head of keys and values"}
     for name, words in (names | {"q-kv, kv_heads 1": "Q≠K=V, one head"}).items():
@@ -433,15 +437,7 @@ def sharing() -> Told:
         texts, values = zip(*cells, strict=True)
         yield f"| {words} | ... | {' | '.join(texts)} |", [*chain.from_iterable(values)]
     points = {name: values[0] for name, (_, values) in perplexity_points().items()}
-    yield "| one head of keys and values | a quarter | {} |", [points["qkv, kv_heads 1"]]
-    yield "| key = value | a half | {} |", [points["q-kv"]]
-    yield "| key = value, one head | an eighth | {} |", [points["q-kv, kv_heads 1"]]
-    nats = [line("three-projections-laptop", "human_numbers", name, table=1) for name in ("qkv, kv_heads 1", "q-kv")]
-    assert all(one.seeds == 2 for one in nats)
-    for one in nats:
-        yield "{} nats on numbers in words", [one.difference]
     yield "{} points are {} %", [points["kv"], 100 * (np.exp(points["kv"] / 100) - 1)]
-    yield "| key = query | the same | {} |", [points["kv"]]
     for name in ("qkv, kv_heads 1", "q-kv, kv_heads 1"):
         nats = line("three-projections-laptop", "human_numbers", name, table=1).difference
         yield "numbers in words cost {} nats more", [nats]
@@ -449,16 +445,16 @@ def sharing() -> Told:
     for way, words in (("qkv, kv_heads 1", "values is {} points behind QKV [{}, {}]"), ("k", "and Q=K=V {} [{}, {}]")):
         yield words, behind("three-projections-laptop", "sort and images", way)
     found = line("recall-workstation", "64 symbols, 4 pairs", "k")
-    yield "finds keys in {} of {} models", [found.solved, found.pairs]
+    yield "finds [keys in {} of {} models]", [found.solved, found.pairs]
     nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]
     yield "one key and value head is {} nats behind", [nats["qkv, kv_heads 1"]]
-    yield "{} nats on byte tokens", [nats["qkv, kv_heads 1"]]
     yield (
         "is {} to {} nats behind. If the query, too, is the same vector (Q=K=V), the model is {} nats",
         [min(latents), max(latents), nats["k"]],
     )
+    yield from padding()
     yield from retrofitted()
     yield from at_equal_parameters()
 
@@ -502,25 +498,14 @@ def retrofitted() -> Told:
     if not (path := RESULTS / "retrofit-laptop" / "losses.csv").exists():
         return
     rows = pd.read_csv(path, keep_default_na=False)
-    for (task, attention), own in rows.groupby(["task", "attention"], sort=False):
-        first = rows[(rows.task == task) & (rows.attention == "qkv") & (rows["how"] == "")].set_index("seed").loss
-        cells = []
+    means = rows.groupby(["how", "per cent", "attention", "task"]).loss.mean()  # a task's in alphabetical order
+    assert (rows.groupby(["how", "per cent", "attention", "task"]).seed.nunique() == 1).all()
+    trained = means["", 100]
+    for attention in rows.attention.unique():
         way = "mean" if attention == "qkv" else "least_squares"  # the former is trained on as it is
-        for how, part in (*((way, part) for part in (0, 1, 5, 20)), ("", 100)):
-            pairs = own[(own["how"] == how) & (own["per cent"] == part)]
-            if len(pairs):
-                found = compare(pairs.loss, pairs.seed.map(first), pairs.task, pairs.seed)
-                cells.append(with_reach(found.difference, found.reach()))
-        if len(cells) == 5:
-            texts, values = zip(*cells, strict=True)
-            yield f"| {task} | {label(attention)} | {' | '.join(texts)} |", [*chain.from_iterable(values)]
-    means = rows.groupby(["per cent", "how", "attention", "task"]).loss.mean()
-    yield "is {} and {} nats behind QKV trained on", [*means[20, "least_squares", "q-kv"] - means[20, "mean", "qkv"]]
-    ways = means[0].unstack("how").drop("qkv")
-    yield "loses least in {} of {} cases", [(ways.idxmin(axis=1) == "least_squares").sum(), len(ways)]
-    few, more = (means[part, "least_squares"] - means[part, "least_squares, taught"] for part in (5, 20))
-    told = [(few > 0).sum(), len(few), few.min(), few.max(), (more > 0).sum(), len(more)]
-    yield "after 5 % of the steps in {} of {} cases, by {} to {} nats, and after 20 % in {} of {}.", told
+        found = [means[way, 0, attention], means[way, 20, attention], trained[attention]]
+        text = " | ".join(["{} / {}"] * 3)
+        yield f"| {label(attention)} | {text} |", [*chain.from_iterable(loss - trained["qkv"] for loss in found)]
 
 
 def at_equal_parameters() -> Told:
