@@ -8,7 +8,7 @@ for each symbol.
 length, 20 tokens each. The paper's method encodes a sentence once, and recomputes the whole translation for each token.
 It translates only a twentieth of the sentences.
 
-`kvt` translates with fast float32 products (kvt/system/hardware.py). It generates characters with torch's default,
+`kvt` translates with fast float32 products (kvt/tune.py). It generates characters with torch's default,
 which is faster for few rows. The paper's method and other libraries use torch's default. Weights are random, because
 the speed does not depend on them.
 """
