@@ -166,6 +166,27 @@ def padding() -> Told:
     yield "| {} % padding: over all targets, over real ones | {} % padding |", [*shares]
 
 
+def to_the_authors() -> Told:
+    values = [published("table3-laptop", name, "anomaly") for name in ("kv+pos", "qkv", "kv")]
+    yield "has an accuracy of {} for KV+Pos, {} for QKV and {} for KV", values
+    for name in ("qkv", "kv", "kv+pos"):
+        cells = [mean("leak-laptop", name, anomaly_position=at) for at in ("random", "last")]
+        yield f"| {label(name)} | {{}} | {{}} |", cells
+    anywhere, last = (line("leak-laptop", column, "kv+pos") for column in ("anywhere", "always last"))
+    assert (anywhere.verdict, last.verdict) == ("as good", "undecided")
+    yield "KV+Pos is {} points below QKV [{}, {}], as good", behind("leak-laptop", "anywhere", "kv+pos")
+    values = [100 * last.difference, 100 * last.low, 100 * last.high]
+    yield "it is {} points above QKV [{}, {}]", values
+    anywhere, last = (line("leak-follow-up", column, "kv+pos") for column in ("anywhere", "always last"))
+    assert (anywhere.settings, anywhere.seeds, last.settings, last.seeds) == (4, 1, 4, 1)
+    yield (
+        "KV+Pos is {} points above QKV at a random position, and {}",
+        [100 * one.difference for one in (anywhere, last)],
+    )
+    sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
+    yield "an accuracy of {} to {} for sub", [min(sub), max(sub)]
+
+
 def lists() -> Told:
     record = open_record("table2-paper")
     yield "{} of 1,620 runs", [len(record.made)]
@@ -579,6 +600,7 @@ TOLD: dict[str, Callable[[], Told]] = {
     "symmetry": symmetry,
     "sharing": sharing,
     "idea": lambda: iter(()),
+    "to-the-authors": to_the_authors,
 }
 
 
