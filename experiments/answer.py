@@ -1,4 +1,4 @@
-"""Draws docs/answer.svg: the error of each attention divided by the error of QKV, for each task.
+"""Draws docs/answer.svg: the errors of KV and KV+Pos divided by the error of QKV, for the rows of the table of answers.
 
     python experiments/answer.py
 
@@ -34,15 +34,13 @@ from kvt.reports.tables import Table
 from kvt.system import write_atomically
 from kvt.tasks.metrics import Metric
 
-WITHOUT_SELF = "kv, attend_self False"
-ATTENTIONS = ("kv", WITHOUT_SELF, "kv+pos")
-COLOUR = "#CC79A7"  # colour of KV without self, which shares KV's colour in reports
+ATTENTIONS = ("kv", "kv+pos")
 LEAST = 0.01  # smaller errors count as this error, because an accuracy above 0.99 is at the ceiling
-EDGES = (0.55, 4.5)
+EDGES = (0.4, 4.5)
 WORDS = """\
 error divided by that of QKV: right of 1 is worse
 intervals are not corrected for their number"""
-TICKS = (0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4)
+TICKS = (0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4)
 
 
 class Row(NamedTuple):
@@ -50,7 +48,6 @@ class Row(NamedTuple):
     record: str
     metric: str
     column: str
-    has_published: bool = True
 
 
 class Line(NamedTuple):
@@ -60,60 +57,46 @@ class Line(NamedTuple):
     numbers: Comparison  # comparison of the logarithms of errors
     solved: Shares | None  # shares of solved runs, shown instead if runs either solve a task or not
     published: float
-    scale: str
 
 
-GROUPS = {
-    "Tokens see each other": (
-        Row("sort", "table2-paper", "test/acc", "sort"),
-        Row("reverse", "table2-paper", "test/acc", "reverse"),
-        Row("swap", "table2-paper", "test/acc", "swap"),
-        Row("MNIST", "table3-laptop", "test/acc", "mnist"),
-        Row("FashionMNIST", "table3-laptop", "test/acc", "fashion_mnist"),
-        Row("CIFAR-10", "table3-laptop", "test/acc", "cifar10"),
-        Row("CIFAR-100", "table3-laptop", "test/acc", "cifar100"),
-        Row("set anomalies, anywhere", "leak-laptop", "test/acc", "anywhere"),
-        Row("Python bytes, hidden", "lacks-laptop", "val/acc", "masked", False),
-        Row("translation, in warm-up", "figure7-laptop", "test/bleu", "both directions", False),
-    ),
-    "A token sees those before it": (
-        Row("characters", "figure5-laptop", "val/acc", "all models", False),
-        Row("numbers, lr 1e-3", "figure6-paper", "val/acc", "lr 1e-3"),
-        Row("numbers, lr 1e-3, 3 seeds", "figure6-laptop", "val/acc", "lr 1e-3", False),
-        Row("Python bytes", "lacks-laptop", "val/acc", "causal", False),
-        Row("recall of 4 pairs", "recall-workstation", "test/acc", "64 symbols, 4 pairs"),
-    ),
-}
+ROWS = (
+    Row("lists: reverse", "table2-paper", "test/acc", "reverse"),
+    Row("lists: sort", "table2-paper", "test/acc", "sort"),
+    Row("images, four sets", "table3-laptop", "test/acc", "all images"),
+    Row("images: CIFAR-100", "table3-laptop", "test/acc", "cifar100"),
+    Row("odd image, the last", "leak-laptop", "test/acc", "always last"),
+    Row("odd image, anywhere", "leak-laptop", "test/acc", "anywhere"),
+    Row("characters, 1,000 steps", "figure5-text", "val/acc", "64, d 192, 6 layers, 1,000 steps"),
+    Row("numbers, lr 1e-3", "figure6-paper", "val/acc", "lr 1e-3"),
+    Row("translation, in warm-up", "figure7-laptop", "test/bleu", "both directions"),
+)
+"""The rows of the table of answers that have runs of KV, KV+Pos and QKV."""
 
 
 @rc_context(STYLE)
 def draw() -> Figure:
-    """Draw the picture: a panel for each group, with a line for each task and attention in its record."""
+    """Draw the picture: a line for each task and attention."""
     chosen = line_styles(["qkv", *ATTENTIONS])
-    chosen[WITHOUT_SELF] = LineStyle(chosen[WITHOUT_SELF].label, COLOUR, 0)
-    lines = {group: [line for row in rows for line in _lines(row)] for group, rows in GROUPS.items()}
-    heights = [len(found) + 0.5 * len(GROUPS[group]) for group, found in lines.items()]
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * sum(heights)))
-    panels = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    for axes, (group, found) in zip(panels, lines.items(), strict=True):
-        limit_ticks(axes, 5)
-        axes.grid(visible=False, axis="y")
-        axes.axvline(1, color="0.5", linewidth=0.6)
-        axes.set_title(group)
-        first: dict[str, float] = {}
-        y = 0.0
-        for line in found:
-            y += 1 if line.row.words in first else 1.5
-            first.setdefault(line.row.words, y)
-            _draw_line(axes, line, y, chosen[line.attention])
-        axes.set_yticks([*first.values()], [*first])
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(y + 0.8, 0.6)
-        axes.set_xscale("log")
-        axes.set_xlim(*EDGES)
-        axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
-        axes.minorticks_off()
-    panels[-1].set_xlabel(WORDS)
+    found = [line for row in ROWS for line in _lines(row)]
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * (len(found) + 0.5 * len(ROWS))))
+    axes = figure.subplots()
+    limit_ticks(axes, 5)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(1, color="0.5", linewidth=0.6)
+    first: dict[str, float] = {}
+    y = 0.0
+    for line in found:
+        y += 1 if line.row.words in first else 1.5
+        first.setdefault(line.row.words, y)
+        _draw_line(axes, line, y, chosen[line.attention])
+    axes.set_yticks([*first.values()], [*first])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(y + 0.8, 0.6)
+    axes.set_xscale("log")
+    axes.set_xlim(*EDGES)
+    axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axes.minorticks_off()
+    axes.set_xlabel(WORDS)
     keys = [Line2D([], [], linewidth=1.6, label=chosen[name].label, **chosen[name].line) for name in ATTENTIONS]
     keys.append(Line2D([], [], color="0.3", marker="o", markersize=2, linestyle="", label="pair of runs"))
     keys.append(Line2D([], [], color="0.3", marker="|", linewidth=1.4, label="mean, 95 % interval"))
@@ -125,7 +108,6 @@ def _lines(row: Row) -> list[Line]:
     """Return a line for each attention in the record of a row."""
     record = open_record(row.record)
     assert record is not None
-    assert record.grid is not None
     table, found = record.table(row.metric), []
     _, telling = by_seed(record.rows, table, row.column)
     for attention in (name for name in ATTENTIONS if name in telling):
@@ -136,9 +118,9 @@ def _lines(row: Row) -> list[Line]:
         is_counted = row.column in table.solved
         ours, first = (pairs[name] >= NEARLY for name in (attention, "qkv"))
         solved = compare_shares(ours, first, setting, seed) if is_counted else None
-        published = _published(row, table, attention) if row.has_published else np.nan
+        published = _published(row, table, attention)
         ratios = np.exp(logs[attention] - logs["qkv"])
-        found.append(Line(row, attention, ratios, numbers, solved, published, record.grid.scale))
+        found.append(Line(row, attention, ratios, numbers, solved, published))
     return found
 
 
@@ -163,7 +145,7 @@ def _draw_line(axes: Axes, line: Line, y: float, style: LineStyle) -> None:
     if np.isfinite(line.published):
         axes.plot([line.published], [y], **PUBLISHED)
     counts = f"solved {solved.solved} against {solved.solved_by_baseline} of " if solved else ""
-    words = f" {counts}{numbers.pairs} pair{'s' if numbers.pairs > 1 else ''}, {line.scale}"
+    words = f" {counts}{numbers.pairs} pairs"
     axes.annotate(words, (1, y), xycoords=("axes fraction", "data"), fontsize=FONT - 1.5, va="center", color="0.35")
 
 

@@ -1,11 +1,10 @@
-"""Writes docs/claims.md: the claims of the paper and of this project, with their evidence from records or tests.
+"""Writes the tables of answers and claims into README.md and the pages of docs, from the records in docs/results.
 
     python experiments/claims.py
 
-The script also updates the table in README.md.
-
-An entry of claims.yaml has a claim and one kind of evidence: the name of a function below, with its arguments. A claim
-is "not tested yet" if its record does not exist, or has none of the runs.
+A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml has the rows. A
+claim has one kind of evidence: the name of a function below, with its arguments. A claim is "not tested yet" if its
+record does not exist, or has none of the runs.
 """
 
 import re
@@ -20,116 +19,41 @@ import pandas as pd
 from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.markdown import Markdown, markdown_table
-from kvt.reports.comparisons import NEARLY, Compared, finite
-from kvt.reports.names import in_words, label, metric_of
+from kvt.reports.comparisons import NEARLY, Compared, by_seed, finite
+from kvt.reports.names import label, metric_of
 from kvt.reports.section import measure
 from kvt.reports.statistics import TOO_FEW, UNDECIDED, Comparison, compare, verdict
 from kvt.reports.tables import Table
-from kvt.reports.text import better_in, counts_of, difference_of, interval_of, left_out_of, pair_of, verdict_in_words
+from kvt.reports.text import better_in, difference_of, interval_of, left_out_of, pair_of, verdict_in_words
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import RECORD, find_outcomes, read_record
 from kvt.system import read_yaml, write_atomically
+from kvt.tasks.metrics import Metric
 
 REPOSITORY = Path(__file__).parents[1]
+RECORDS = REPOSITORY / "docs" / "results"
 CLAIMS = Path(__file__).with_name("claims.yaml")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("findings", "claims", "symmetry", "sharing", "recall", "lacks", "reliability")),
+)
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
+UNITS = {"acc": "points", "loss": "hundredths of a nat", "ppl": "hundredths of ln ppl", "bleu": "BLEU"}
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
-UNTESTED = "not tested yet"
-CONFIRM = "to be confirmed by declared seeds"
-KINDS = {  # of one claim, of several
-    "holds": ("holds", "hold"),
-    "fails": ("fails", "fail"),
-    "undecided": ("is undecided", "are undecided"),
-    UNTESTED: (f"is {UNTESTED}", f"are {UNTESTED}"),
-}
-WHOSE = {"paper": "the paper's", "ours": "our own"}
-
-
-PAGE = Markdown("""\
-# Claims
-
-This page compares the claims of the paper, and claims of ours, with our measurements. {counts} The
-[glossary](glossary.md) defines the terms.
-
-## Scope
-
-The claims are sentences of "Key-Value Transformer" (Borji 2023), of its follow-up, and of ours. Our models are small
-and our runs are short, most of them on machines without a GPU. A claim that fails here may hold at the paper's sizes,
-and a claim that holds here may fail there.
-
-QKV is standard attention. KV uses keys as queries. KV+Pos is KV with scores that positions make asymmetric. Q≠K=V has
-a query, and one projection for key and value. Q=K=V has one projection for query, key and value.
-
-## Methodology
-
-* We wrote the code from the paper's formulas. Where the paper gives no detail, we follow the authors' notebooks.
-* The numbers of a claim are in the report that the claim links to, with the same interval and verdict.
-* Two runs form a pair if they have the same task, settings and seed. A difference is the mean over settings, in points.
-  A point is 0.01 of an accuracy, of a nat or of the logarithm of a perplexity, or 1 BLEU. "Better in 3 of 51" counts
-  pairs. Settings that differ only in heads are a block. The 95 % interval is Welch's t over the seeds of blocks, and
-  allows for a correlation of 0.2 that a seed leaves between blocks ([simulated coverage](reliability.md)). A single
-  seed has no interval and no verdict.
-* **We chose this procedure after seeing these records.** A verdict that only this procedure decides is marked
-  "{confirm}".
-* A setting is left out if every attention is at the ceiling or at chance. If runs either solve a task or stay far from
-  it, we count solved runs. "KV − QKV: solved 2 against 4 of 4, blocks 0 : 1" means that 2 of 4 runs of KV and 4 of 4
-  runs of QKV are solved, and that QKV has more solved runs in one block with one seed, KV in none. The test is a sign
-  test over blocks.
-* Verdicts are corrected for all claims about the same report (Holm). Intervals are not. So an interval may exclude zero
-  while the verdict is undecided.
-* *As good* means that the 90 % interval is within a margin: the largest difference that the paper itself calls similar.
-  It is 1 point of accuracy on images (P4, P7), 0.03 nats on characters (P8), 3 points on numbers in words (P10) and
-  2 BLEU (P13). For all other claims it is 1 point.
-* *Undecided* names the smallest margin that contains the 90 % interval.
-* CIFAR-100 and sort were undecided with three seeds, so we added seeds. Their p values are not corrected for this.
-* *Scale* counts the settings of the paper's grid, or of our own full grid, that we ran for a claim. "Other" settings
-  are not in this grid.
-* *Minutes* is the training time of the runs in the record, on one core beside other work, or on a GPU that many runs
-  share ([results](results/README.md)). Repeated runs count once. The command runs the complete grid. If the record has
-  a part of the grid ("for 98 of 105 runs"), the command takes longer.
-* *Proven* means shown by a test, *reproduced* means shown by our runs, *theirs* means a published number alone.
-
-`python experiments/claims.py` writes this page from the records in [docs/results](results).
-
-## The paper's claims
-
-{paper}
-
-## Our claims
-
-{ours}
-
-## The paper's claims, one by one
-
-{paper_blocks}
-
-## Our claims, one by one
-
-{ours_blocks}
-
-## What was easy
-
-Each attention is a formula of one line. The lists of digits need no data. The authors' notebooks name settings that
-the paper leaves out.
-
-## What was hard
-
-Some facts took long to find: the order of Table 2's columns, the number of settings in its means, the validation data
-of the CIFAR models, the tokens that the BLEU counts, and the position of the anomaly. [Findings](findings.md) explains
-them. The paper names the sizes of its character models, but not which sizes belong together.
-
-## Contact with the authors
-
-None. [Findings](findings.md) lists their later publications, with commits.
-""")
+HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested yet"
+CONTRADICTED, NOISY = "contradicted, but not significant", "too noisy"
+COUNTED_AS = (HOLDS, FAILS, CONTRADICTED, NOISY, UNTESTED)
+OURS = ("kv", "kv+pos")
+"""The attentions of the first table, compared with QKV."""
+PAPER = (("kv", "qkv"), ("kv+pos", "qkv"))
+MARK = re.compile(r"(<!-- table (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 class Evidence(NamedTuple):
     measured: str
     verdict: str
-    size: str = "–"  # only the numbers of `measured`
 
 
 class Record(NamedTuple):
@@ -139,7 +63,6 @@ class Record(NamedTuple):
     lines: Sequence[Compared] = ()  # the comparisons of its report
     made: Sequence[Run] = ()  # the grid's finished runs, including those that `best_of` does not choose
     wanted: int = 0  # number of runs of the grid
-    seconds: float = 0.0  # training time of the finished runs
 
     def table(self, metric: str) -> Table:
         """Return the table of a metric; if there is none, a new table with the columns and pools of the first."""
@@ -148,77 +71,115 @@ class Record(NamedTuple):
 
 
 @cache
-def open_record(name: str, folder: Path = REPOSITORY / "docs" / "results") -> Record | None:
+def open_record(name: str, folder: Path = RECORDS) -> Record | None:
     """Return a record by its name; None if it does not exist."""
     return _read(folder / name)
 
 
-def write_claims(records: Path) -> str:
-    """Return the page of claims as Markdown, with evidence from the records in a folder."""
-    claims: Mapping[str, Sequence[dict[str, Any]]] = read_yaml(CLAIMS, CLAIMS.name)
-    find = partial(open_record, folder=records)
-    texts: dict[str, Markdown] = {}
-    counts = []
-    for whose, letter in (("paper", "P"), ("ours", "O")):
-        lines, blocks, verdicts = [["claim", "verdict", "size", "scale"]], [], []
-        for number, claim in enumerate(claims[whose], start=1):
-            found, name = judge(claim, find), f"{letter}{number}"
-            verdicts.append(found.verdict)
-            mark = f"; {CONFIRM}" * ("confirm" in claim and not found.verdict.startswith("undecided"))
-            says = f"“{claim['says']}” ({claim['where']})" if whose == "paper" else claim["says"]
-            scale, minutes, evidence = _rests_on(claim, find)
-            short = found.verdict.partition(":")[0] + mark
-            linked = Markdown("[{}](#{}) {}").format(name, name.lower(), says)
-            lines.append([linked, Markdown("**{}**").format(short), found.size, scale])
-            about = {"Published": claim.get("published"), "Measured": found.measured, "Verdict": found.verdict + mark}
-            about |= {"Note": claim.get("note"), "Scale": scale, "Minutes": minutes, "Evidence": evidence}
-            items = [Markdown("* {}: {}").format(word, text) for word, text in about.items() if text not in (None, "–")]
-            blocks += [Markdown("### {}").format(name), Markdown("{}").format(says), Markdown("\n").join(items)]
-        texts |= {whose: markdown_table(lines), f"{whose}_blocks": Markdown("\n\n").join(blocks)}
-        numbers = {words: sum(text.startswith(kind) for text in verdicts) for kind, words in KINDS.items()}
-        parts = ", ".join(f"{number} {words[number > 1]}" for words, number in numbers.items() if number)
-        counts.append(f"Of {WHOSE[whose]} {len(verdicts)} claims {parts}.")
-    return str(PAGE.format(counts=" ".join(counts), confirm=CONFIRM, **texts))
+Find = Callable[[str], Record | None]
 
 
-def paper_table(records: Path) -> str:
-    """Return the Markdown table of README.md, with a row for each table and figure of the paper."""
-    find = partial(open_record, folder=records)
-    lines = [["", "the paper says", "we find", "our runs", "command"]]
-    for row in read_yaml(CLAIMS, CLAIMS.name)["table"]:
-        found: str = Markdown(row.get("find", "–"))
-        scale, command = "–", Markdown("`kvt reproduce {}`").format(row["command"])
-        if (record := find(row.get("record", ""))) is not None and record.grid is not None:
-            found = Markdown("; ").join(_found(record, row, one) for one in row["compared"])
-            if "untested" in row:
-                found += Markdown("; {}: {}").format(UNTESTED, row["untested"])
-            scale = f"{100 * len(record.made) / record.wanted:.0f} % of the runs of scale {record.grid.scale}"
-            scale += f", {record.seconds / 60:,.0f} min"
-        elif record is not None:
-            measured = costs(record, "kv", ["parameters", "training_ms"])
-            found, scale = measured.size if measured else "–", "sizes of a layer"
-        lines.append([row["item"], row["says"], found, scale, command])
-    return str(markdown_table(lines))
+def write_tables(page: str, records: Path = RECORDS) -> str:
+    """Return a page in which the tables between comments are written anew."""
+    content, find = read_yaml(CLAIMS, CLAIMS.name), partial(open_record, folder=records)
+    judged = {name: (claim, judge(claim, find)) for name, claim in numbered(content).items()}
+
+    def table(mark: re.Match[str]) -> str:
+        name = mark[2]
+        if name == "answers":
+            rows = answers(content["answers"], judged, find)
+        elif name == "total":
+            rows = total(records)
+        elif name in content["differences"]:
+            rows = differences(find, **content["differences"][name])
+        else:
+            rows = claims({key: one for key, one in judged.items() if one[0].get("table", name) == name}, name, find)
+        return f"{mark[1]}{rows}\n"
+
+    return MARK.sub(table, page)
 
 
-def _found(record: Record, row: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-    """Return a comparison of a row of the table; one of runs that a grid has no column of has no verdict."""
-    before = f"{one['words']}: " if "words" in one else ""
-    if "where" in one:
-        first, second = one["pair"]
-        rows = _choose(record.rows, one["where"])
-        rows = rows.pivot(index=["setting", "seed"], columns="attention", values=row["metric"])[[first, second]]
-        rows, kind = rows.dropna().reset_index(), metric_of(row["metric"])
-        numbers = compare(rows[first], rows[second], rows.setting, rows.seed)
-        said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind)
-        return f"{before}{label(first)} − {label(second)} {said}"
-    [line] = _lines_of(record, row["metric"], one["column"], one["pair"])
-    said = f"{before}{pair_of(line)} {difference_of(line, record.tables[line.table].kind)}"
-    said += f", {line.verdict}" * ("untested" not in row and line.verdict != "") + left_out_of(line)
-    if np.isfinite(line.solved):
-        counts, number = solved_of_all(record, one["column"])
-        said += f"; solved of all {number}: {', '.join(f'{label(name)} {count}' for name, count in counts.items())}"
-    return said
+def numbered(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the claims by name: the paper's are P1, P2, …, and ours O1, O2, …; each has its table."""
+    named = {
+        f"{letter}{n}": claim
+        for letter, whose in (("P", "paper"), ("O", "ours"))
+        for n, claim in enumerate(content[whose], 1)
+    }
+    return {name: {"table": "paper" if name[0] == "P" else "ours", **claim} for name, claim in named.items()}
+
+
+# ---- the first table ----
+
+
+def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], find: Find) -> Markdown:
+    """Return the table of answers: for each task the published differences and ours, and how often KV is better.
+
+    An answer is bold if it needs no test, or if all claims in `rests_on` are decided.
+    """
+    lines = [
+        ["KV − QKV / KV+Pos − QKV", "the paper", "we", "pairs in which KV / KV+Pos is better", "answer", "our runs"]
+    ]
+    for row in rows:
+        kind, how = next(((name, row[name]) for name in ANSWERS if name in row), ("", {}))
+        ours, pairs = ANSWERS[kind](find, **how) if kind else (row["ours"], "–")
+        theirs = row["published"] if isinstance(row["published"], str) else published(find, **row["published"])
+        rests = [judged[name] for name in row.get("rests_on", ())]
+        decided = all(found.verdict.partition(":")[0] in (HOLDS, FAILS) for _, found in rests)
+        form = "{} †" if decided and any("confirm" in claim for claim, _ in rests) else "{}"
+        answer = Markdown(f"**{form}**" if decided and "rests_on" in row else form).format(row["answer"])
+        lines.append([row["item"], theirs, ours, pairs, answer, row["runs"]])
+    return markdown_table(lines)
+
+
+def published(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
+    """Return the published differences of the columns, or their mean; a dash for an attention without numbers."""
+    table = _known(find, record).table(metric)
+    right = table.published_right
+    said = []
+    for name in OURS:
+        gaps = [right[name][c][0] - right["qkv"][c][0] for c in columns if c in right.get(name, {})]
+        gaps = [float(np.mean(gaps))] if mean and gaps else gaps
+        said.append(", ".join(_short(gap, table.kind) for gap in gaps) or "–")
+    return " / ".join(said)
+
+
+def measured(find: Find, record: str, metric: str, column: str) -> tuple[str, str]:
+    """Return the differences in a column or pool with intervals, and the pairs in which an attention is better."""
+    opened = _known(find, record)
+    lines = [_lines_of(opened, metric, column, (name, "qkv"))[0] for name in OURS]
+    kind = opened.tables[lines[0].table].kind
+    said = [_short(one.difference, kind) + f" [{_short(one.low, kind)}, {_short(one.high, kind)}]" for one in lines]
+    return " / ".join(said), _pairs([(one.better_in, one.pairs) for one in lines])
+
+
+def listed(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
+    """Return the differences in several columns, or their mean over all settings, without an interval."""
+    opened = _known(find, record)
+    table, gaps, ahead = opened.table(metric), {name: [] for name in OURS}, dict.fromkeys(OURS, (0, 0))
+    for name in OURS:
+        for column in columns:
+            runs = by_seed(opened.rows, table, column)[0][[name, "qkv"]].dropna()
+            differences = runs[name] - runs["qkv"]
+            gaps[name].append(differences.groupby("setting").mean().mean())
+            better = int((differences > 0).sum() if table.kind.better == "more" else (differences < 0).sum())
+            ahead[name] = (ahead[name][0] + better, ahead[name][1] + len(runs))
+    said = [[np.mean(gaps[name])] if mean else gaps[name] for name in OURS]
+    text = " / ".join(", ".join(_short(gap, table.kind) for gap in of) for of in said)
+    return text, _pairs([*ahead.values()])
+
+
+def solved(find: Find, record: str, task: str) -> tuple[str, str]:
+    """Return how many runs of a task each attention solves."""
+    counts, number = solved_of_all(_known(find, record), task)
+    return f"{', '.join(f'{label(name)} {counts[name]}' for name in ('qkv', *OURS))} of {number}", "–"
+
+
+def ratios(find: Find, record: str, attention: str) -> tuple[str, str]:
+    """Return the costs of a layer divided by those of QKV."""
+    found = costs(_known(find, record), attention, ["parameters", "training_ms"])
+    assert found
+    return found.measured, "–"
 
 
 def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
@@ -228,7 +189,74 @@ def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
     return {name: int(runs[name].sum()) for name in ("kv+pos", "kv", "qkv")}, len(runs)
 
 
-def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:
+ANSWERS: dict[str, Callable[..., tuple[str, str]]] = {f.__name__: f for f in (measured, listed, solved, ratios)}
+
+
+def _known(find: Find, name: str) -> Record:
+    record = find(name)
+    assert record is not None, name
+    return record
+
+
+def _short(difference: float, kind: Metric) -> str:
+    return f"{difference / kind.point:+.1f}".replace("-", "−")
+
+
+def _pairs(counts: Sequence[tuple[float, int]]) -> str:
+    """Return numbers of pairs, such as "3 / 17 of 51", or "0 of 20 / 5 of 21" if the attentions differ in them."""
+    if len({number for _, number in counts}) == 1:
+        return f"{' / '.join(f'{better:.0f}' for better, _ in counts)} of {counts[0][1]}"
+    return " / ".join(f"{better:.0f} of {number}" for better, number in counts)
+
+
+def differences(
+    find: Find, record: str, metric: str, columns: Sequence[str], pairs: Sequence[Sequence[str]] = PAPER
+) -> Markdown:
+    """Return a table with a row for each column or pool: the baseline's mean and the difference of each pair."""
+    opened = _known(find, record)
+    table, baseline = opened.table(metric), pairs[0][1]
+    heading = ["", label(baseline)] + [words for pair in pairs for words in (" − ".join(map(label, pair)), "better in")]
+    lines = [heading]
+    for column in columns:
+        means = by_seed(opened.rows, table, column)[0][baseline].dropna().groupby("setting").mean()
+        found = [line for pair in pairs for line in _lines_of(opened, metric, column, pair)]
+        cells = [text for one in found for text in (difference_of(one, table.kind), better_in(one))]
+        lines.append([column, table.kind.value(means.mean()), *cells])
+    return markdown_table(lines)
+
+
+def total(records: Path = RECORDS) -> Markdown:
+    """Return the number of runs, hours and machines of all records; a run in two records counts once."""
+    rows = pd.concat([pd.read_csv(path, low_memory=False) for path in sorted(records.glob("*/results.csv"))])
+    rows = rows[rows.state == State.FINISHED].drop_duplicates(["name", "started"])
+    on_gpu = rows["machine.gpus"].astype(str).str.contains("NVIDIA")
+    hours = [(of.seconds * of["machine.threads"]).sum() / 3600 for of in (rows[~on_gpu], rows[on_gpu])]
+    where = Markdown(" and ").join(sorted({*rows["machine.processor"][~on_gpu].dropna()}))
+    said = Markdown("{:,} runs on CPUs ({}) took {:,.0f} core-hours of training. {:,} runs on an NVIDIA H200, ")
+    said += Markdown("with up to 16 runs at once, took {:,.1f} hours.")
+    return said.format((~on_gpu).sum(), where, hours[0], on_gpu.sum(), hours[1])
+
+
+# ---- the tables of claims ----
+
+
+def claims(judged: Mapping[str, Any], name: str, find: Find) -> Markdown:
+    """Return a table with a row for each claim, after a sentence that counts the verdicts."""
+    own = name == "paper"
+    lines = [["", "claim", *["published"] * own, "measured", "verdict", "our runs"]]
+    for key, (claim, found) in judged.items():
+        says = Markdown("“{}” ({})").format(claim["says"], claim["where"]) if own else claim["says"]
+        words, _, why = found.verdict.partition(":")
+        mark = " †" * ("confirm" in claim and words in (HOLDS, FAILS))
+        said = Markdown("**{}**{}{}").format(words, mark, f": {why.strip()}" * bool(why))
+        lines.append([key, says, *[claim.get("published", "–")] * own, found.measured, said, _rests_on(claim, find)])
+    verdicts = [found.verdict for _, found in judged.values()]
+    counts = {word: sum(text.startswith(word) for text in verdicts) for word in COUNTED_AS}
+    told = ", ".join(f"{word}: {number}" for word, number in counts.items() if number)
+    return Markdown("Of {} claims: {}.\n\n").format(str(len(judged)), told) + markdown_table(lines)
+
+
+def judge(claim: Mapping[str, Any], find: Find) -> Evidence:
     """Return the measurement and the verdict of a claim; `find` returns a record by name, or None."""
     found = None
     kind, arguments = _evidence(claim)
@@ -261,21 +289,22 @@ def compared(
     Returns:
         The evidence, None if the report lacks one of the comparisons.
     """
-    found, texts, sizes = [], [], []
+    found, texts = [], []
     for place in [column] if isinstance(column, str) else column:
         lines = [line for pair in pairs for line in _lines_of(record, metric, place, pair)]
         if len(lines) < len(pairs):
             return None
         table = record.tables[lines[0].table]
-        less = " (less is better)" * (table.kind.better == "less")
-        said = [f"{pair_of(line)}: {difference_of(line, table.kind)}" for line in lines]
-        rows = [f"{text}, {counts_of(one)}, better in {better_in(one)}" for text, one in zip(said, lines, strict=True)]
-        texts.append(f"{place}, {table.title}{less}: {'; '.join(rows)}")
-        shown = [text + left_out_of(line) for text, line in zip(said, lines, strict=True)]
-        sizes.append(f"{place}: {'; '.join(shown)}")
-        found += lines
-    words = [verdict_in_words(line, table.kind) for line in found]
-    return Evidence(". ".join(texts), _verdict(found, words, claimed), ". ".join(sizes))
+        said = [f"{pair_of(one)} {difference_of(one, table.kind)}{_ahead(one)}{left_out_of(one)}" for one in lines]
+        texts.append(f"{place}: {'; '.join(said)}")
+        found += [(line, table.kind) for line in lines]
+    unit = UNITS.get(re.split(r"[/_ ]", metric.removeprefix("val/").removeprefix("test/"))[0], "")
+    less = ", less is better" * (found[0][1].better == "less")
+    return Evidence(f"{'. '.join(texts)} ({unit}{less})" if unit else ". ".join(texts), _verdict(found, claimed))
+
+
+def _ahead(one: Compared) -> str:
+    return f", better in {better_in(one)}" * (not np.isfinite(one.solved))
 
 
 def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> list[Compared]:
@@ -285,20 +314,35 @@ def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> 
     return [one for one in lines if record.tables[one.table].metric == metric]
 
 
-def _verdict(lines: Sequence[Compared], words: Sequence[str], claimed: str) -> str:
-    if all(line.verdict == claimed for line in lines):
-        return "holds"
+def _verdict(lines: Sequence[tuple[Compared, Metric]], claimed: str) -> str:
+    """Return the verdict of comparisons: of the first that contradicts the claim, else of the least certain."""
+    if all(line.verdict == claimed for line, _ in lines):
+        return HOLDS
     contrary = {"better", "worse", "as good"} - {claimed}
-    for line in lines:
+    for line, _ in lines:
         if line.verdict in contrary:
             than = "as" if line.verdict == "as good" else "than"
-            where = f" in {line.column}" * (len({line.column for line in lines}) > 1)
-            return f"fails: {label(line.attention)} is {line.verdict} {than} {label(line.baseline)}{where}"
-    return next(
-        (f"undecided{word.removeprefix('undecided')}" if word.startswith("undecided") else f"undecided: {word}")
-        for word in words
-        if word != claimed
-    )
+            where = f" in {line.column}" * (len({one.column for one, _ in lines}) > 1)
+            return f"{FAILS}: {label(line.attention)} is {line.verdict} {than} {label(line.baseline)}{where}"
+    for line, kind in lines:
+        if line.verdict not in (claimed, UNDECIDED):
+            return f"{UNTESTED}: {verdict_in_words(line, kind)}"
+    open_lines = [(line, kind) for line, kind in lines if line.verdict == UNDECIDED]
+    widths = [(line.high - line.low) / 2 / kind.point for line, kind in open_lines]
+    if any(_contradicts(line.difference, line.margin * kind.point, claimed, kind.better) for line, kind in open_lines):
+        return CONTRADICTED
+    return _noisy(max((width for width in widths if np.isfinite(width)), default=np.nan))
+
+
+def _contradicts(difference: float, margin: float, claimed: str, better: str | None) -> bool:
+    """Return whether a difference lies on the other side than a claim: beyond the margin, if it claims equality."""
+    if claimed == "as good":
+        return abs(difference) > margin
+    return (difference > 0) != (claimed == ("worse" if better == "less" else "better"))
+
+
+def _noisy(width: float) -> str:
+    return f"{NOISY}: ± {width:.1f}" if np.isfinite(width) else NOISY
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
@@ -313,13 +357,8 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
     above = int((runs[ACCURACY] > heights + NEAR).sum())
     on = int(((runs[ACCURACY] - heights).abs() <= NEAR).sum())
     who = " and ".join(map(label, attentions))
-    text = (
-        f"one head of {who}, shifts with longer cycles: {above} of {len(runs)} runs are more accurate than the level "
-        f"of the law of cycles, {on} are on it. The level is no bound on accuracy: it assumes that a token uses "
-        "only the value of the key with the largest weight"
-    )
-    judged = "holds" if (above == 0) == (attentions != ["qkv"]) else "fails"
-    return Evidence(text, judged, f"{above} of {len(runs)} runs above the level")
+    text = f"{above} of {len(runs)} runs of {who} are more accurate than the level of the law of cycles, {on} are on it"
+    return Evidence(text, HOLDS if (above == 0) == (attentions != ["qkv"]) else FAILS)
 
 
 def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | None:
@@ -330,8 +369,8 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
     found = rows.groupby("attention", sort=False)[metric].mean()
     text = ", ".join(f"{label(attention)} {kind.value(mean)}" for attention, mean in found.items())
     learned = (rows[metric] > kind.highest - kind.point).mean()
-    said = f"{', '.join(rows.task.unique())}, {in_words(metric)}: {text}, {len(rows)} runs"
-    return Evidence(said, "holds" if learned == 1 else f"fails: {100 * learned:.0f} % of the runs", text)
+    said = f"{', '.join(rows.task.unique())}: {text}, {len(rows)} runs"
+    return Evidence(said, HOLDS if learned == 1 else f"{FAILS}: {100 * learned:.0f} % of the runs")
 
 
 def raised(
@@ -351,12 +390,12 @@ def raised(
     both = both.groupby(["task", "setting", "seed"], as_index=False)[["ours", "theirs"]].mean()  # over attentions
     numbers = compare(both.ours, both.theirs, both.task + " " + both.setting, both.seed)
     said = kind.points(numbers.difference) + interval_of(*numbers.interval, kind)
-    text = f"{in_words(metric)} − {in_words(above)}: {said}, {len(rows)} runs of {numbers.settings} settings"
+    text = f"{said}, {len(rows)} runs of {numbers.settings} settings"
     text += f", {easy.sum()} at the ceiling left out" * bool(easy.any())
     judged = verdict(numbers.difference, _corrected(numbers, record), numbers.margin < kind.point, kind.better)
     if judged in (TOO_FEW, UNDECIDED):
-        return Evidence(text, "undecided", said)
-    return Evidence(text, "holds" if judged == claimed else f"fails: it is {judged}", said)
+        return Evidence(text, _noisy((numbers.interval[1] - numbers.interval[0]) / 2 / kind.point))
+    return Evidence(text, HOLDS if judged == claimed else f"{FAILS}: it is {judged}")
 
 
 def _corrected(numbers: Comparison, record: Record) -> float:
@@ -378,11 +417,10 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
     if not len(ours):
         return None
     ratios = {name: ours[name] / first[name] for name in COSTS}
-    texts = [f"{COSTS[name]} {of.median():.2f} ({of.min():.2f} to {of.max():.2f})" for name, of in ratios.items()]
-    text = f"one layer, {label(attention)} / QKV, median (range) of {len(ours)} sizes: {'; '.join(texts)}"
+    texts = [f"{COSTS[name]} × {ratios[name].median():.2f}" for name in claimed]
     more = [COSTS[name] for name in claimed if (ratios[name] >= 1).any()]
-    size = "; ".join(f"{COSTS[name]} × {ratios[name].median():.2f}" for name in claimed)
-    return Evidence(text, f"fails: not less {' and '.join(more)} in every size" if more else "holds", size)
+    judged = f"{FAILS}: not less {' and '.join(more)} in every size" if more else HOLDS
+    return Evidence(f"{', '.join(texts)}", judged)
 
 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
@@ -400,13 +438,12 @@ def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     real, counted = (f"{100 * pairs[name].mean():+.1f} %" for name in (REAL, COUNTED))
     interval = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
     text = (
-        f"perplexity of {', '.join(map(label, attentions))} beside QKV's: {real} over real targets, {counted} over all "
+        f"perplexity of {', '.join(map(label, attentions))} above QKV's: {real} over real targets, {counted} over all "
     )
     text += f"({pairs.padding.mean():.0%} padding); difference {numbers.difference:+.1f}{interval}, "
     text += f"{len(pairs)} pairs of {numbers.settings} settings"
     judged = verdict(numbers.difference, _corrected(numbers, record), False, "more")
-    size = f"{numbers.difference:+.1f}{interval}"
-    return Evidence(text, {"better": "holds", "worse": "fails"}.get(judged, f"undecided: {judged}"), size)
+    return Evidence(text, {"better": HOLDS, "worse": FAILS}.get(judged, _noisy((high - low) / 2)))
 
 
 OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
@@ -436,29 +473,25 @@ def _read(folder: Path) -> Record | None:
     grid, outcomes = open_joined(folder)
     asked = grid.runs
     grid, found = measure(grid, outcomes)
-    first = {name: made[0] for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
-    made = [run for run in asked if run.name in first]
-    seconds = sum(first[run.name].result["seconds"] for run in made)
-    return Record(found.finished, grid, found.tables, found.compared, made, len(asked), seconds)
+    ended = {name for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
+    made = [run for run in asked if run.name in ended]
+    return Record(found.finished, grid, found.tables, found.compared, made, len(asked))
 
 
-def _rests_on(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> list[str]:
-    """Return a claim's scale, minutes and evidence: links to tests, or to a record with the command of its runs."""
+def _rests_on(claim: Mapping[str, Any], find: Find) -> Markdown:
+    """Return a claim's scale, with links to tests, or to the report of its record."""
     _, arguments = _evidence(claim)
     if "by" in arguments:
         tests = [test.partition("::") for test in arguments["by"]]
-        links = Markdown("; ").join(Markdown("[{}](../{})").format(name, path) for path, _, name in tests)
-        return ["–", "–", Markdown("proven: ") + links]
+        return Markdown("proven: ") + Markdown("; ").join(
+            Markdown("[test](../{})").format(path) for path, _, name in tests
+        )
     name = arguments.get("record")
     if name is None or (record := find(name)) is None:
-        return ["–", "–", "theirs"]
-    command, page, minutes, scale = f"kvt reproduce {name}", f"{name}.md", "–", "sizes of a layer"
-    if record.grid is not None:
-        command, page = f"kvt reproduce {record.grid.name} --scale {record.grid.scale}", "report.md"
-        part = f" for {len(record.made)} of {record.wanted} runs" * (len(record.made) < record.wanted)
-        minutes, scale = f"{record.seconds / 60:,.0f}{part}", _scale(record, _names(record, arguments))
-    link = Markdown("reproduced: [{}](results/{}/{}), `{}`").format(name, name, page, command)
-    return [scale, minutes, link]
+        return Markdown("–")
+    if record.grid is None:
+        return Markdown("[{}](results/{}/{}.md), sizes of a layer").format(name, name, name)
+    return Markdown("[{}](results/{}/report.md), {}").format(name, name, _scale(record, _names(record, arguments)))
 
 
 def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
@@ -503,10 +536,6 @@ def _longest(runs: Sequence[Run], name: str) -> int | None:
 
 
 if __name__ == "__main__":
-    records = REPOSITORY / "docs" / "results"
-    page = REPOSITORY / "docs" / "claims.md"
-    write_atomically(page, write_claims(records))
-    readme = REPOSITORY / "README.md"
-    table = re.compile(r"^\|  \| the paper says .*?\n(?=\n)", re.MULTILINE | re.DOTALL)
-    write_atomically(readme, table.sub(lambda _: paper_table(records) + "\n", readme.read_text()))
-    print(page)
+    for page in PAGES:
+        write_atomically(REPOSITORY / page, write_tables((REPOSITORY / page).read_text()))
+        print(page)
