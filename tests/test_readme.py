@@ -63,6 +63,8 @@ FILES = {  # of the user's own
     "my_table.yaml": block("yaml", "my_table.Table"),
     "table.csv": "a,b,c\n" + "".join(f"{a},{b},{a * b}\n" for a in range(6) for b in range(6)),
     "my_grid.yaml": block("yaml", "my_attention.NearKV"),
+    "query_as_value.py": block("python", "class QueryAsValue"),
+    "query_grid.yaml": block("yaml", "query_as_value.QueryAsValue"),
 }
 OWN = {"NearKV": "my_attention.NearKV"}
 """The import path of an attention of the user's own by the name of its folder."""
