@@ -156,7 +156,8 @@ def measured(find: Find, record: str, metric: str, column: str) -> tuple[str, st
 def listed(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
     """Return the differences in several columns, or their mean over all settings, without an interval."""
     opened = _known(find, record)
-    table, gaps, ahead = opened.table(metric), {name: [] for name in OURS}, dict.fromkeys(OURS, (0, 0))
+    table, ahead = opened.table(metric), dict.fromkeys(OURS, (0, 0))
+    gaps: dict[str, list[float]] = {name: [] for name in OURS}
     for name in OURS:
         for column in columns:
             runs = by_seed(opened.rows, table, column)[0][[name, "qkv"]].dropna()
