@@ -67,12 +67,6 @@ def test_the_signals_of_clusters_end_no_run_without_a_checkpoint(study):
     until(lambda: not driver.workers)
 
 
-def test_a_worker_ignores_ctrl_c_from_its_first_moment():
-    start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
-    script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_each_process_of_a_slurm_job_makes_whole_runs(study):
     study.write_grid(tasks=["sort"], attn=["qkv", "kv"])
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "study", "SLURM_NTASKS": "2", "SLURM_NODEID": "0"}
