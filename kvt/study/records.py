@@ -142,8 +142,8 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Return the cells of an outcome's row, without the columns in `FIRST`."""
-    settings = outcome.config.flat
-    found = {n: v for n, v in settings.items() if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
+    settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
+    found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():
         if name in ("machine", "packages"):
             found |= {f"{name}.{part}": known for part, known in value.items()}

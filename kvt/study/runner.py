@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import ceil, log
 from pathlib import Path
 from statistics import fmean
@@ -129,7 +129,9 @@ class Times:
     def add(self, run: Run, result: Mapping[str, Any]) -> None:
         gpus = result["machine"]["gpus"] if result else []
         if result and bool(gpus) == torch.cuda.is_available():
-            self.known.setdefault((run.task, run.size), []).append(result["seconds"])
+            span = [datetime.fromisoformat(result[name]) for name in ("started", "finished") if name in result]
+            seconds = max(result["seconds"], (span[-1] - span[0]).total_seconds() if span else 0.0)
+            self.known.setdefault((run.task, run.size), []).append(seconds)
             self.machines[gpus[0] if gpus else result["machine"]["processor"]] += 1
 
     def left(self, runs: Iterable[Run], workers: int) -> str:
