@@ -312,8 +312,8 @@ def study_run(
             the folder and the data at the same path.
         retry_failed: train failed runs again from their last checkpoint, or from the beginning if a file of the run is
             damaged or the folder has other settings.
-        dry_run: print the number of finished runs of each task, and the time that the other runs will take, estimated
-            from finished and recorded runs.
+        dry_run: print how many runs of each task are left, and the time that they will take, estimated from finished
+            and recorded runs.
         list: print each run and its state, without training.
         print_grid: print the YAML file of the grid, to edit it as a grid of your own.
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.

@@ -29,8 +29,7 @@ def frontier(grid: Grid, results: Results) -> Iterator[Section]:
     """Yield a section with a plot and a table of each attention's validation loss against the size of its cache."""
     if LOSS not in results.finished:
         return
-    of_shape = {shape: cache_bytes(run) for shape, run in {run.shape: run for run in grid.runs}.items()}
-    cached = results.finished.name.map({run.name: of_shape[run.shape] for run in grid.runs})
+    cached = results.finished.name.map({run.name: cache_bytes(run) for run in grid.runs})
     found = costs(results.finished.assign(cache=cached), results.first)
     if len(found):
         text = [TEXT.format(first=label(results.first)), costs_table(found, results.first)]

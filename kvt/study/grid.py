@@ -1,6 +1,6 @@
 """Grids. A grid is a YAML file that lists the tasks, settings and seeds of a study's runs at several scales."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product, zip_longest
@@ -10,48 +10,27 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from kvt.attention import AttentionFactory
-from kvt.attention.factory import parse_attention
-from kvt.run.config import NOT_COMPARED, RunConfig, in_short, short_hash
+from kvt.attention.factory import find_attention, parse_attention
+from kvt.run.config import NOT_COMPARED, RunConfig, in_short
 from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
-from kvt.system import (
-    CONFIGS,
-    GRIDS,
-    UserError,
-    find_yaml,
-    parse_settings,
-    printable,
-    read_yaml,
-    require_positive,
-    unknown,
-    yaml_names,
-)
+from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, read_yaml, unknown, yaml_names
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
-ScaleDiff = dict[str, tuple[list[Any], list[Any]]]
-"""The differences between a scale and the full scale, as pairs: values at the scale, values at the full scale.
-
-A key is "<task>: <setting>", "study: seeds" or "study: tasks". The pair of "<task>: <ATTENTIONS>" has the attentions
-that exist in only one of the two scales."""
-
+ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
 ATTENTIONS = "attentions of one scale alone"
-OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")
-"""The settings of a task that make up `Run.attention`."""
+OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")  # the settings of a task that make up `Run.attention`
 FULL = "paper"  # the scale with which other scales are compared
 ONLY = "full"  # the scale of a grid without the key `scales`
-MAX_RUNS = 1_000_000  # they take 2 GB of memory; a grid with more runs is a mistake, such as 30 axes of two values
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse the values
-Tasks = dict[str, Settings | None] | list[str]
-"""A dict that maps a task to its own axes, or a list of tasks."""
-Columns = dict[str, Settings] | list[str] | None
-"""A dict that maps a column to the settings of its runs, or a list with a task for each column. None: all tasks."""
+Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes
+Columns = dict[str, Settings] | list[str] | None  # settings of the runs of a column; or tasks; None: all tasks
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid: the tasks, axes and seeds of a scale replace those of the grid."""
+    """A scale of a grid. Its tasks, axes and seeds replace the grid's."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -71,7 +50,7 @@ class ClaimsEntry:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """The entry of a grid's YAML file for one table of its report; docs/guides/studies.md describes the keys."""
+    """A table of a grid's report; docs/guides/studies.md describes the keys."""
 
     metric: str
     over_training: bool = False
@@ -85,12 +64,9 @@ class TableEntry:
     relabelled: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
-    def __post_init__(self) -> None:
-        require_positive(margin=self.margin)
-
     @property
     def published_pairs(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """The published numbers as pairs: the mean, and the standard deviation over settings, NaN if it is unknown."""
+        """The published means, each with the standard deviation over settings, NaN if it is unknown."""
         return {
             attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -107,7 +83,6 @@ class GridFile:
     scales: dict[str, Scale | None] = field(default_factory=lambda: {ONLY: None})
     title: str | None = None
     sections: list[str] = field(default_factory=lambda: ["differences", "tables", "curves", "notes"])
-    """This key and the keys below are for reports."""
     columns: Columns = None
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
@@ -117,23 +92,20 @@ class GridFile:
 
     @classmethod
     def parse(cls, content: Any) -> "GridFile":
-        """Return the grid with the content of a YAML file; raise UserError if a key or the type of a value is wrong."""
+        """Return the grid with the content of a YAML file; raise UserError if a key or a type is wrong."""
         parser = ArgumentParser(exit_on_error=False)
         parser.add_argument("--grid", type=cls)
         try:
             file: GridFile = parser.instantiate(parser.parse_object({"grid": content})).grid
+            return file
         except ArgumentError as error:
-            raise UserError(" ".join(str(error).replace("grid.", "").split())) from error
-        for seeds in (file.at(scale)[1] for scale in file.scales):
-            if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
-                raise UserError(f"seeds {seeds}: expected numbers from 0 to {2**32 - 1}")
-        return file
+            raise UserError(str(error).replace("grid.", "")) from error
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return a dict that maps each task of a scale to the task's axes, and the seeds of the scale."""
-        changes, own = self.scales[scale] or Scale(), _as_mapping(self.tasks)
-        found: dict[str, Axes] = {}
-        for task, axes in (own if changes.tasks is None else _as_mapping(changes.tasks)).items():
+        """Return the axes of each task of a scale, and the seeds of the scale."""
+        changes, found = self.scales[scale] or Scale(), dict[str, Axes]()
+        own, tasks = map(_as_mapping, (self.tasks, self.tasks if changes.tasks is None else changes.tasks))
+        for task, axes in tasks.items():
             merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {}) | self.set
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
         return found, changes.seeds or self.seeds
@@ -157,10 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return what a value of an axis sets, as the types that classes declare: one setting, or all in a mapping.
-
-        Raises UserError if a setting is invalid.
-        """
+        """Return the settings, converted to their types, that a value of an axis stands for: one, or a mapping's."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -168,13 +137,14 @@ class TaskFile:
         settings = {**settings, "attn": attn, "attn_kwargs": arguments} if arguments else settings
         if strange := [name for name in settings if name not in known]:
             raise unknown(f"setting of {self.name}:", strange[0], sorted(known))
+        if "attn" in settings:
+            find_attention(attn)  # raises UserError
         changed = self._base.changed(**settings)
-        typed = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
-        typed["optimizer"] = changed.optimizer
-        return {name: typed[name] for name in settings}
+        parts = {**changed.trainer, **changed.data["init_args"], **changed.model["init_args"]}
+        return {name: {**parts, "optimizer": changed.optimizer}[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
-        """Return a run's configuration with these parsed settings. Runs share unchanged sections to save memory."""
+        """Return a run's configuration with these parsed settings."""
         sections: dict[str, Any] = {"seed_everything": seed}
         for name, value in settings.items():
             section = self.section_of[name]
@@ -194,13 +164,13 @@ class Run:
         return self.config.name
 
     @cached_property
-    def shape(self) -> str:
-        """A hash of the settings that affect a run's duration: all except seed, learning rate and kind of data."""
-        return short_hash(self.config.flat | dict.fromkeys(("seed", "model.lr", "data.task")))
+    def size(self) -> int:
+        """Width × depth × length × epochs, to which the time of a task's run is roughly proportional."""
+        return abs(prod(self.value(name) or 1 for name in ("dim", "depth", "length", "max_epochs")))
 
     @property
     def attention(self) -> str:
-        """The attention with its arguments: "kv", "kv, kv_heads 1", "qkv, share_layers 2", "my_module.MyAttention"."""
+        """The attention with its arguments: "kv", "kv, kv_heads 1", "qkv, share_layers 2"."""
         model = self.config.model["init_args"]
         shared = {"share_layers": number} if (number := model.get("share_layers", 1)) > 1 else {}
         details = [f"{name} {value}" for name, value in {**(model.get("attn_kwargs") or {}), **shared}.items()]
@@ -208,18 +178,18 @@ class Run:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The settings without `OF_ATTENTION`. Reports compare runs for which these settings are equal."""
+        """The settings without `OF_ATTENTION`. Reports compare runs with equal settings."""
         return {name: value for name, value in self.settings.items() if name not in OF_ATTENTION}
 
     @property
     def values(self) -> dict[str, Any]:
-        """A dict that maps short names to all settings of the run, including "task" and "seed"."""
+        """All settings of the run by short name, including "task" and "seed"."""
         model, data = (part["init_args"] for part in (self.config.model, self.config.data))
         others = {"optimizer": self.config.optimizer, "task": self.task, "seed": self.seed}
         return {**self.config.trainer, **data, **model, **others}
 
     def value(self, name: str) -> Any:
-        """Return the value of a setting by its short name, including "seed" and "task". None if the name is unknown."""
+        """Return the value of a setting by its short name; None if the name is unknown."""
         return self.values.get(name)
 
     def folder(self, root: Path) -> Path:
@@ -229,9 +199,8 @@ class Run:
         return self.folder(root) / BEST
 
     def describe(self, names: Sequence[str]) -> str:
-        """Describe the run with the settings in `names`, for example "sort qkv dim=32 heads=4 seed=0"."""
-        words = (self.task, self.attention, self.text(names), f"seed={self.seed}")
-        return printable(" ".join(filter(None, words)))
+        """Return, for example, "sort qkv dim=32 heads=4 seed=0" for the names dim and heads."""
+        return " ".join(filter(None, (self.task, self.attention, self.text(names), f"seed={self.seed}")))
 
     def text(self, names: Sequence[str]) -> str:
         return " ".join(f"{name}={in_short(value)}" for name, value in self.setting.items() if name in names)
@@ -250,7 +219,6 @@ class Grid:
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The names of the settings that differ among the runs, without the settings `OF_ATTENTION`."""
         return varying_settings(self.runs)
 
     @property
@@ -268,25 +236,23 @@ class Grid:
 
 
 def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequence[Run]:
-    """Return the runs whose settings have the values `wanted`, a dict by short name that may include "seed" and "task".
+    """Return the runs whose settings have the values `wanted`; raise a UserError that names `where` if there are none.
 
-    Raises a UserError that names `where` if no run has a setting of this name, or if no run has the values.
+    The names in `wanted` are short names of settings, "seed" and "task".
     """
     for name, value in wanted.items():
         if not (having := [run for run in runs if name in run.values]):
             raise unknown(f"setting in {where}:", name, sorted(runs[0].values))
-        if not (runs := [run for run in having if has(run, name, value)]):
+        if not (runs := [run for run in having if _comparable(run.value(name)) == _comparable(value)]):
             raise unknown(f"{name} in {where}:", value, dict.fromkeys(str(in_short(run.value(name))) for run in having))
     return runs
 
 
-def has(run: Run, name: str, wanted: Any) -> bool:
-    """Return whether a run's setting has the value `wanted`, compared as numbers or as text."""
-    ours = run.value(name)
+def _comparable(value: Any) -> float | str:
     try:
-        return float(ours) == float(wanted)  # YAML reads 1e-3 as a string
+        return float(value)  # YAML reads 1e-3 as a string
     except (TypeError, ValueError):
-        return bool(ours == wanted) or str(in_short(ours)) == str(in_short(wanted))
+        return str(in_short(value))
 
 
 def deduplicate(runs: Sequence[Run]) -> list[Run]:
@@ -294,13 +260,12 @@ def deduplicate(runs: Sequence[Run]) -> list[Run]:
     found: dict[str, Run] = {}
     for run in runs:
         if (other := found.setdefault(run.name, run)).task != run.task:
-            same = run.describe(varying_settings(runs)).removeprefix(f"{run.task} ")
-            raise UserError(f"{other.task} and {run.task} contain the same run, {same}: remove it from one of them")
+            raise UserError(f"{other.task} and {run.task} contain the same run: remove it from one of them")
     return [*found.values()]
 
 
 def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the names of the settings that differ among the runs, without the settings `OF_ATTENTION`."""
+    """Return the names of the settings that differ among the runs, without `OF_ATTENTION`."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in run.setting.items():
@@ -329,49 +294,33 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:
             raise unknown("--scale", scale, file.scales)
-        at = {each: runs_of(path, file, each) for each in file.scales}
-        _require_attentions(at[scale])
+        at = {each: _runs_of(path, file, each) for each in file.scales}
         of_all_scales = tuple(run for runs in at.values() for run in runs)
-        seeds = [file.at(each)[1] for each in (scale, FULL) if each in at]
-        scale_diff = _scale_diff(at[scale], at[FULL], *seeds) if FULL in at else {}
+        scale_diff = _scale_diff(at[scale], at[FULL]) if FULL in at else {}
         return Grid(",".join([path.stem, *changes]), scale, file, tuple(at[scale]), of_all_scales, scale_diff)
     except FileNotFoundError as error:
-        names = ", ".join(yaml_names(GRIDS))
-        raise UserError(f"{path}: no such grid; kvt has {names}") from error
+        raise UserError(f"{path}: no such grid; kvt has {', '.join(yaml_names(GRIDS))}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def runs_of(path: Path, file: GridFile, scale: str, tasks: Collection[str] | None = None) -> list[Run]:
-    """Return the distinct runs of a grid at a scale, of all tasks or of the tasks named in `tasks`.
-
-    The runs are in the order of training: for each seed, the first setting of each task, then each second setting.
-    """
+def _runs_of(path: Path, file: GridFile, scale: str) -> list[Run]:
+    """Return the runs of a grid at a scale: for each seed, the first setting of each task, then each second setting."""
     axes, seeds = file.at(scale)
-    axes = axes if tasks is None else {task: axes[task] for task in tasks}
-    counts = [prod(map(len, values.values())) for values in axes.values()]
-    if not counts or 0 in counts or len(seeds) * sum(counts) > MAX_RUNS:
-        raise UserError(f"has no tasks, an empty axis, or more than {MAX_RUNS:,} runs")
-    files = [TaskFile(_find_task(path, task)) for task in axes]
-    names = [task.name for task in files]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"tasks: {len(twice)} are called {twice[0]}: rename a file")
-    by_task = [
-        [Run(task.name, settings, seeds[0], task.config(settings, seeds[0])) for settings in _settings(task, values)]
-        for task, values in zip(files, axes.values(), strict=True)
-    ]
-    of_a_seed = [run for group in zip_longest(*by_task) for run in filter(None, group)]
-    pairs = product(seeds, of_a_seed)
-    return deduplicate([replace(r, seed=s, config=replace(r.config, seed_everything=s)) for s, r in pairs])
+    tasks = [TaskFile(_find_task(path, name)) for name in axes]
+    by_task = [[*_settings(task, values)] for task, values in zip(tasks, axes.values(), strict=True)]
+    if not (seeds and by_task and all(by_task)):
+        raise UserError("has no tasks, no seeds or an empty axis")
+    in_turn = [one for group in zip_longest(*by_task) for one in zip(tasks, group, strict=True) if one[1] is not None]
+    made = ((*one, seed) for seed in seeds for one in in_turn)
+    return deduplicate([Run(task.name, settings, seed, task.config(settings, seed)) for task, settings, seed in made])
 
 
 def _settings(task: TaskFile, axes: Axes) -> Iterator[dict[str, Any]]:
     for chosen in product(*([task.value(axis, value) for value in values] for axis, values in axes.items())):
-        settings: dict[str, Any] = {}
-        for part in chosen:
-            if twice := settings.keys() & part.keys():
-                raise UserError(f"{twice.pop()} of {task.name} is set by two axes")
-            settings |= part
+        settings = {name: value for part in chosen for name, value in part.items()}
+        if len(settings) < sum(map(len, chosen)):
+            raise UserError(f"{task.name}: two axes have the same setting: {', '.join(axes)}")
         yield settings
 
 
@@ -382,29 +331,26 @@ def _find_task(grid: Path, task: str) -> Path:
     return beside if beside.is_file() else CONFIGS / f"{task}.yaml"
 
 
-def _require_attentions(runs: Sequence[Run]) -> None:
-    names = ("attn", "attn_kwargs", "dim", "heads", "pos_dim")
-    for attn, attn_kwargs, dim, heads, pos_dim in _distinct([run.value(name) for name in names] for run in runs):
-        try:
-            if dim and heads:  # not for models that have a size in place of them
-                AttentionFactory(attn, attn_kwargs, heads=heads, pos_dim=pos_dim, max_len=16)(dim)
-        except (UserError, ImportError) as error:
-            raise UserError(f"attn {attn}: {error}") from None
+def _scale_diff(ours: Sequence[Run], full: Sequence[Run]) -> ScaleDiff:
+    """Return the settings whose values differ between a scale and the full scale, with the values at both scales.
 
+    A key is "<task>: <setting>", "study: seeds" or "study: tasks". The pair of "<task>: <ATTENTIONS>" has the
+    attentions that exist in only one of the two scales.
+    """
 
-def _scale_diff(ours: Sequence[Run], theirs: Sequence[Run], seeds: list[int], full_seeds: list[int]) -> ScaleDiff:
-    tasks, full_tasks = (_distinct(run.task for run in runs) for runs in (ours, theirs))
-    compared = {"study: tasks": (tasks, full_tasks)}
-    for task in [task for task in tasks if task in full_tasks]:
-        mine, full = ([run for run in runs if run.task == task] for runs in (ours, theirs))
-        for name in dict.fromkeys(name for run in (*mine, *full) for name in run.setting):
-            values = [_distinct(run.value(name) for run in runs) for runs in (mine, full)]
-            compared[f"{task}: {name}"] = values[0], values[1]
-        names = [_distinct(run.attention for run in runs) for runs in (mine, full)]
-        alone = [[attention for attention in names[i] if attention not in names[1 - i]] for i in (0, 1)]
-        compared[f"{task}: {ATTENTIONS}"] = alone[0], alone[1]
-    compared["study: seeds"] = seeds, full_seeds
-    return {name: (a, b) for name, (a, b) in compared.items() if {*map(repr, a)} != {*map(repr, b)}}
+    def values(name: str, task: str | None = None) -> tuple[list[Any], list[Any]]:
+        mine, theirs = (_distinct(run.value(name) for run in runs if task in (None, run.task)) for runs in (ours, full))
+        return mine, theirs
+
+    compared = {"study: tasks": (tasks := values("task"))}
+    for task in [task for task in tasks[0] if task in tasks[1]]:
+        for name in dict.fromkeys(name for run in (*ours, *full) if run.task == task for name in run.setting):
+            compared[f"{task}: {name}"] = values(name, task)
+        mine, theirs = ([run.attention for run in runs if run.task == task] for runs in (ours, full))
+        alone = [one for one in mine if one not in theirs], [one for one in theirs if one not in mine]
+        compared[f"{task}: {ATTENTIONS}"] = _distinct(alone[0]), _distinct(alone[1])
+    compared["study: seeds"] = values("seed")
+    return {name: pair for name, pair in compared.items() if {*map(repr, pair[0])} != {*map(repr, pair[1])}}
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

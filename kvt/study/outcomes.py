@@ -17,9 +17,8 @@ from kvt.system import UserError, one_line, read_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
-OF_MACHINE = ("processor", "system", "threads", "gpus")
-REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
-"""Settings of version 0.1, with the values in runs that did not use them."""
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # unused settings in runs of version 0.1
+KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
 class State(StrEnum):
@@ -59,61 +58,47 @@ def outcome_of(run: Run, outcomes: Outcomes) -> Outcome:
 
 
 def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
-    """Return a dict that maps the name of each run to its outcome, read from the run's folder inside `root`."""
+    """Return the outcome of each run by name, read from the run's folder inside `root`."""
     return {run.name: [read_outcome(run.folder(root), run.config)] for run in runs}
 
 
 def read_outcome(folder: Path, wanted: RunConfig | None = None) -> Outcome:
-    """Return a run's outcome, read from its folder.
+    """Return a run's outcome, read from its folder; `FAILED` with the file's name if a file is damaged.
 
-    Args:
-        folder: the run's folder.
-        wanted: the configuration that the run should have. A run with another configuration is `FAILED`: a default of
-            kvt has changed since, or the folder is a copy of another run's.
-
-    Returns:
-        The outcome. If a file is damaged, the state is `FAILED` and the message begins with the name of the file.
+    A run whose configuration is not `wanted` is `FAILED`, too: a default of kvt has changed since, or the folder is a
+    copy of another run's.
     """
     try:
         outcome = _read(folder)
     except UserError as error:
         return Outcome(State.FAILED, one_line(str(error)))
-    if wanted is None or outcome.config is None:
-        return outcome
-    if changed := wanted.differences(outcome.config):
-        told = (f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
-        return Outcome(State.FAILED, one_line("; ".join(told)))
-    return outcome._replace(config=wanted)  # `wanted` equals the stored configuration; sharing it saves memory
+    changed = wanted.differences(outcome.config) if wanted and outcome.config else []
+    told = "; ".join(f"{bare(name)} is {theirs}, now {ours}" for name, ours, theirs in changed)
+    return Outcome(State.FAILED, one_line(told)) if changed else outcome
 
 
 def _read(folder: Path) -> Outcome:
     if (folder / RESULT).exists():
+        with damage(HISTORY):
+            path = folder / HISTORY
+            history = pd.read_csv(path, dtype=float, float_precision="round_trip") if path.exists() else None
         with damage(RESULT):
-            result = json.loads((folder / RESULT).read_bytes())
-        return ended(result, _read_history(folder), RESULT)
+            return ended(json.loads((folder / RESULT).read_bytes()), history)
     with damage(CONFIG):
         config = _configuration(read_yaml(folder / CONFIG, CONFIG)) if (folder / CONFIG).exists() else None
     if (folder / ERROR).exists():
-        first, *_ = (folder / ERROR).read_text(errors="replace").split("\n")
-        return Outcome(State.FAILED, one_line(first), config=config)
+        message = (folder / ERROR).read_text(errors="replace").partition("\n")[0]
+        return Outcome(State.FAILED, one_line(message), config=config)
     return Outcome(State.STARTED if config else State.NEW, config=config)
 
 
-def ended(result: Any, history: pd.DataFrame | None, where: str) -> Outcome:
-    """Return the outcome of a run from the content of its result.json.
-
-    Raises a UserError that begins with `where` if the content is invalid.
-    """
-    with damage(where):
-        for keys, part in ((REQUIRED, result), (OF_MACHINE, result.get("machine"))):
-            if missing := [key for key in keys if key not in part]:
-                raise ValueError(f"{missing[0]} is missing")
-        numbers = ("parameters", "seconds", *(name for name in result if "/" in name))
-        if wrong := [name for name in numbers if type(result[name]) not in (int, float)]:
-            raise ValueError(f"{wrong[0]} is not a number")
-        diverged, config = one_line(result.get("diverged", "")), _configuration(result["config"])
+def ended(result: Any, history: pd.DataFrame | None) -> Outcome:
+    """Return the outcome of a run from the content of its result.json."""
+    if missing := [key for key in REQUIRED if key not in result]:
+        raise ValueError(f"{missing[0]} is missing")
     state = State.DIVERGED if "diverged" in result else State.FINISHED
-    return Outcome(state, diverged, {key: value for key, value in result.items() if key != "config"}, history, config)
+    kept = {key: value for key, value in result.items() if key != "config"}
+    return Outcome(state, one_line(result.get("diverged", "")), kept, history, _configuration(result["config"]))
 
 
 @contextmanager
@@ -121,28 +106,12 @@ def damage(where: str) -> Iterator[None]:
     """Context manager: convert an error that a file's content causes to a UserError that begins with `where`."""
     try:
         yield
-    except (ImportError, MemoryError):  # not caused by a file's content
-        raise
     except Exception as error:
-        said = str(getattr(error, "strerror", None) or error)
-        raise UserError(said if said.startswith(where) else f"{where}: {said}") from error
+        raise UserError(f"{where}: {error}") from error
 
 
 def _configuration(stored: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**{name: value for name, value in stored.items() if name not in REMOVED or value != REMOVED[name]})
-
-
-def _read_history(folder: Path) -> pd.DataFrame | None:
-    if not (folder / HISTORY).exists():
-        return None
-    with damage(f"{HISTORY} is not a table of numbers"):
-        history = pd.read_csv(folder / HISTORY, dtype=float, float_precision="round_trip")
-        if history.empty or history[["step", "seconds"]].isna().any(axis=None):
-            raise ValueError("no rows, or rows without step or seconds")
-    return history
-
-
-KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
 def thinned(rows: Any, points: int) -> Any:
@@ -171,34 +140,30 @@ def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". If a run
     was trained several times, its first history is used.
     """
-    found = [
-        (about, history)
-        for run, about in _identities(grid)
-        for history in [
-            one.history for one in outcomes.get(run.name, ()) if one.state == State.FINISHED and one.history is not None
-        ][:1]
-    ]
-    if not found:
+    histories: dict[str, pd.DataFrame] = {}
+    for name in (run.name for run in grid.runs):
+        for one in outcomes.get(name, ()):
+            if one.state == State.FINISHED and one.history is not None:
+                histories.setdefault(name, one.history)
+    if not histories:
         return pd.DataFrame()
-    stacked = pd.concat([history for _, history in found], keys=range(len(found)))
-    of_runs = pd.DataFrame([about for about, _ in found]).iloc[stacked.index.get_level_values(0)]
-    return pd.concat([stacked.reset_index(drop=True), of_runs.reset_index(drop=True)], axis=1)
+    stacked = pd.concat(histories, names=["name"]).reset_index("name")
+    return stacked.merge(pd.DataFrame([_identity(run, grid) for run in grid.runs]), on="name")
 
 
 def _table(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            **identity,
+            **_identity(run, grid),
             **{"state": outcome.state, "message": outcome.message},
             **{name: value for name, value in run.setting.items() if name in grid.varying},
             **{name: value for name, value in outcome.result.items() if "/" in name or name in KEPT},
         }
-        for run, identity in _identities(grid)
+        for run in grid.runs
         for outcome in outcomes[run.name]
     )
 
 
-def _identities(grid: Grid) -> Iterator[tuple[Run, dict[str, Any]]]:
-    for run in grid.runs:
-        about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
-        yield run, about | {"setting": run.text(grid.varying)}
+def _identity(run: Run, grid: Grid) -> dict[str, Any]:
+    about = {"name": run.name, "task": run.task, "attention": run.attention, "seed": run.seed}
+    return about | {"setting": run.text(grid.varying)}

@@ -1,12 +1,12 @@
 """Records: the results of a grid in three files, which can be shared and extended.
 
-results.csv has a row for each run. The row is a flattened result.json: the column "model.dim" is an argument of the
-task's class, "machine.processor" an entry of "machine". A cell is JSON or other text, and is empty if the run has no
-such value. histories.csv.gz has the histories, reduced to fewer rows. record.yaml names the grid and the scale, and
-lists the additions: when how many runs were added, and the commits of kvt that trained these runs.
+A row of results.csv is a flattened result.json: the column "model.dim" is an argument of the task's class,
+"machine.processor" an entry of "machine". A cell is JSON or other text, and is empty if the run has no such value.
+histories.csv.gz has the histories, reduced to fewer rows. record.yaml names the grid and the scale, and lists when how
+many runs were added, and the commits of kvt that trained these runs.
 
-Only one process at a time extends a record. It writes each file to a temporary file and renames it, results.csv last.
-If the process is killed, the record has the old results, and histories of runs that results.csv lacks are ignored.
+One process at a time extends a record. It replaces each file at once, results.csv last. If the process is killed, the
+record has the old results. Histories of runs that results.csv lacks are ignored.
 """
 
 import gzip
@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outco
 from kvt.system import UserError, printable, read_yaml, say, user_path, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
-MANIFEST = "manifest.json"  # replaces record.yaml in records of version 0.1
 POINTS = 100  # a history keeps at most this many rows with training metrics alone, and as many other rows
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
@@ -53,43 +52,31 @@ class Record(NamedTuple):
 def find_outcomes(
     runs: Sequence[Run], folders: Iterable[str | Path], known: Iterable[Outcome] = ()
 ) -> dict[str, list[Outcome]]:
-    """Return a dict from a run's name to its outcomes, read from folders that contain runs or records at any depth.
+    """Return the outcomes of each run by name, read from folders that contain runs or records at any depth.
 
     A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
-    come first. A result that continued from a checkpoint belongs to no run. The function prints a note for each damaged
-    run, which is left out, and the number of runs in each of several folders. Raises UserError if a folder does not
-    exist, or if the folders have no result of the runs.
+    come first. A result that continued from a checkpoint belongs to no run. A note names each damaged run, which is
+    left out. Raises UserError if a folder does not exist, or if the folders have no result of the runs.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
-    found: dict[str, list[Outcome]] = {run.name: [] for run in runs}
-    seen = set()
-    counts: dict[str, int] = {}
-    paths = [user_path(folder) for folder in folders]
-    if strange := [path for path in paths if not path.is_dir()]:
-        raise UserError(f"--from {strange[0]}: is not a folder")
-    for folder, outcomes in {"": known, **{str(path): _outcomes(path) for path in paths}}.items():
-        names = set()
-        for outcome in outcomes:
-            config = outcome.config
-            own = (config.model["class_path"], config.data["class_path"]) in classes and config.ckpt_path is None
-            if own and (name := config.name) in found:
-                names.add(name)
-                if (result := (name, frozenset(_cells(outcome).items()))) not in seen:
-                    seen.add(result)
-                    found[name].append(outcome)
-        if folder:
-            counts[folder] = len(names)
-    if counts and not any(counts.values()):
-        raise UserError(f"--from {' '.join(counts)}: holds none of the {len(runs)} runs")
-    for folder, count in counts.items() if len(counts) > 1 else ():
-        say(f"--from {printable(folder)}: holds {count} of the {len(runs)} runs")
-    return found
+    found: dict[str, dict[Any, Outcome]] = {run.name: {} for run in runs}
+    places = [user_path(folder) for folder in folders]
+    for outcome in chain(known, *map(_outcomes, places)):
+        config = outcome.config
+        own = (config.model["class_path"], config.data["class_path"]) in classes and config.ckpt_path is None
+        if own and (name := config.name) in found:
+            found[name].setdefault(frozenset(_cells(outcome).items()), outcome)
+    if places and not any(found.values()):
+        raise UserError(f"--from {' '.join(map(str, places))}: holds none of the {len(runs)} runs")
+    return {name: [*outcomes.values()] for name, outcomes in found.items()}
 
 
 def _outcomes(folder: Path) -> Iterator[Outcome]:
-    for place in sorted({path.parent for name in (RECORD, MANIFEST) for path in folder.rglob(name)}):
-        yield from (row.outcome for row in read_record(place).rows)
+    if not folder.is_dir():
+        raise UserError(f"--from {folder}: is not a folder")
+    for record in sorted(folder.rglob(RECORD)):
+        yield from (row.outcome for row in read_record(record.parent).rows)
     for path in sorted(folder.rglob(RESULT)):
         outcome = read_outcome(path.parent)
         if outcome.state == State.FAILED:
@@ -98,28 +85,18 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
             yield outcome
 
 
-def is_record(folder: Path) -> bool:
-    return (folder / RECORD).is_file() or (folder / MANIFEST).is_file()
-
-
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
     """Add results of a grid, from folders of runs and from other records, to a record; return a line with run counts.
 
     Rows have the order of the grid. Rows of runs that are no longer in the grid come last. If there are no new results,
     no file is written.
     """
-    if (folder / RESULTS).is_file() and not is_record(folder):
-        raise UserError(f"--out {folder}: its {RESULTS} was not written by kvt study record: choose another folder")
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        for leftover in folder.glob("*.*.tmp"):  # files of a killed process
-            leftover.unlink(missing_ok=True)
-        old = Record(grid.name, grid.scale, [], [])
-        if (folder / RESULTS).is_file():
-            old = read_record(folder)
-            if (old.grid, old.scale) != (grid.name, grid.scale):
-                raise UserError(f"--out {folder}: is a record of {old.grid} at scale {old.scale}: choose another")
+        old = read_record(folder) if (folder / RESULTS).is_file() else Record(grid.name, grid.scale, [], [])
+        if (old.grid, old.scale) != (grid.name, grid.scale):
+            raise UserError(f"--out {folder}: is a record of {old.grid} at scale {old.scale}: choose another")
         found = find_outcomes(grid.runs, (), known=[*(row.outcome for row in old.rows), *new])
         kept = {id(outcome) for outcomes in found.values() for outcome in outcomes}
         gone = [row for row in old.rows if id(row.outcome) not in kept]
@@ -133,49 +110,40 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str
 
 def read_record(folder: Path) -> Record:
     """Return a record; raise UserError if a file is missing or damaged."""
-    path = folder / (RECORD if (folder / RECORD).is_file() else MANIFEST)
-    with damage(str(path)):
-        about = read_yaml(path, str(path))
-        grid, scale = about["grid"], about["scale"]
-        added = [{"date": one["when"][:10], "runs": one["runs"]} if "when" in one else one for one in about["added"]]
+    with damage(str(folder / RECORD)):
+        about = read_yaml(folder / RECORD, RECORD)
+        grid, scale, added = about["grid"], about["scale"], about["added"]
     with damage(str(folder / HISTORIES)):
-        histories = _read_histories(folder / HISTORIES)
+        table = pd.read_csv(folder / HISTORIES, dtype={"name": str, "replication": int})
+        groups = table.astype(dict.fromkeys(table.columns.difference(KEY), float)).groupby(KEY)
+        histories = {
+            key: rows.drop(columns=KEY).dropna(axis=1, how="all").reset_index(drop=True) for key, rows in groups
+        }
     with damage(str(folder / RESULTS)):
-        table = pd.read_csv(folder / RESULTS, dtype=str, keep_default_na=False)
         rows = []
-        for number, cells in enumerate(table.to_dict("records"), start=2):
+        for cells in pd.read_csv(folder / RESULTS, dtype=str, keep_default_na=False).to_dict("records"):
             history = histories.get((cells["name"], int(cells["replication"])))
-            outcome = ended(_result(cells), history, f"{folder / RESULTS}: line {number}")
-            rows.append(Row(cells["name"], cells["task"], cells["attention"], outcome))
-    # an addition whose rows are missing was written by a process that was killed before it renamed results.csv
-    counts = accumulate(one["runs"] for one in added)
-    whole = [one for one, count in zip(added, counts, strict=True) if count <= len(rows)]
-    return Record(grid, scale, whole, rows)
+            rows.append(Row(cells["name"], cells["task"], cells["attention"], ended(_result(cells), history)))
+    return Record(grid, scale, added, rows)
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of result.json from the cells of a row, without Trainer settings that are defaults."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
-    for name, cell in cells.items():
-        if name in FIRST or not cell:
-            continue
+    for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
         section, dot, part = name.partition(".")
         if section in (*GROUPS, *PARTS):
-            settings[name] = _value(cell)
-        elif dot:
-            result.setdefault(section, {})[part] = _value(cell)
+            settings[name] = value
         else:
-            result[name] = _value(cell)
+            (result.setdefault(section, {}) if dot else result)[part or section] = value
     return {**result, "config": RunConfig.from_flat(settings).as_dict()}
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
     """Return the cells of an outcome's row, without the columns in `FIRST`."""
-    settings = outcome.config.flat.items()
-    found = {
-        name: value for name, value in settings if name != "seed" and (name not in TRAINER or value != TRAINER[name])
-    }
+    settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
+    found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():
         if name in ("machine", "packages"):
             found |= {f"{name}.{part}": known for part, known in value.items()}
@@ -194,9 +162,8 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
         lines.append({**about, **_cells(outcome)})
         if outcome.history is not None:
             histories.append(_thinned(outcome.history).assign(**key))
-    results = pd.DataFrame(lines, columns=[*FIRST, *_columns(lines)])
-    table = pd.concat(histories) if histories else pd.DataFrame()
-    table = table.reindex(columns=list(dict.fromkeys([*KEY, "step", "seconds", *table.columns])))
+    table = pd.concat(histories or [pd.DataFrame(columns=[*KEY, "step", "seconds"])])
+    table = table[[*dict.fromkeys([*KEY, "step", "seconds", *table])]]
     curves = table.to_csv(index=False, float_format="%.7g").encode()
     before = {id(row.outcome) for row in old.rows}
     new = [row.outcome.result for row in rows if id(row.outcome) not in before]
@@ -205,15 +172,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
     about = {"grid": old.grid, "scale": old.scale, "added": [*old.added, addition]}
     write_atomically(folder / RECORD, yaml.safe_dump(about, sort_keys=False))
     write_atomically(folder / HISTORIES, gzip.compress(curves, mtime=0))
-    write_atomically(folder / RESULTS, results.to_csv(index=False))
-    (folder / MANIFEST).unlink(missing_ok=True)
-
-
-def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of all rows: settings, then metrics, then other columns, each in order of appearance."""
-    found = dict.fromkeys(name for row in rows for name in row if name not in FIRST)
-    place = {section: n for n, section in enumerate(GROUPS)}
-    return sorted(found, key=lambda name: place.get(name.partition(".")[0], len(place) + ("/" not in name)))
+    write_atomically(folder / RESULTS, pd.DataFrame(lines).to_csv(index=False))
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
@@ -224,14 +183,8 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(step=kept.step.astype("int64"))
 
 
-def _read_histories(path: Path) -> dict[tuple[str, int], pd.DataFrame]:
-    table = pd.read_csv(path, dtype={"name": str, "replication": int})
-    groups = table.astype(dict.fromkeys(table.columns.difference(KEY), float)).groupby(KEY)
-    return {key: rows.drop(columns=KEY).dropna(axis=1, how="all").reset_index(drop=True) for key, rows in groups}
-
-
 def _text(value: Any) -> str:
-    """Return a value as JSON. Return a printable string unchanged, unless the string can be parsed as JSON."""
+    """Return a value as JSON, but a printable string that is not JSON unchanged."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

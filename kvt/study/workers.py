@@ -3,14 +3,12 @@
 import logging
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from socket import create_connection
 from threading import Thread
@@ -23,11 +21,9 @@ from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
 from kvt.run.fit import fit, locked
 from kvt.run.folder import LAST, empty
-from kvt.study.outcomes import ERROR, TERMINAL, read_outcome
-from kvt.system import UserError, argument_names, mistake_in, one_line, signals_handled, write_atomically
+from kvt.study.outcomes import ERROR, TERMINAL, State, read_outcome
+from kvt.system import UserError, argument_names, mistake_in, signals_handled, write_atomically
 from kvt.tune import cores
-
-NO_FILE = 74  # the exit code of a process that could not read or write a file
 
 
 class Job(NamedTuple):
@@ -40,31 +36,22 @@ class Job(NamedTuple):
         return self.folder.parents[2] / ".logs" / f"{self.folder.name}.txt"
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
-    """Context manager: lock a run's folder; yield whether this process has the lock."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder))
-            mine = True
-        except Timeout:
-            mine = False
-        yield mine
-
-
 def execute(job: Job) -> None:
-    """Train or resume a run, unless it has ended or another process trains it. Errors of the run are in error.txt.
-
-    An OSError, such as a full disk, is raised, because it would also stop the next run.
-    """
-    with claimed(job.folder) as mine:
-        if mine and read_outcome(job.folder, job.config).state not in TERMINAL:
+    """Train or resume a run, unless it has ended or another process trains it. Errors of the run are in error.txt."""
+    with suppress(Timeout), locked(job.folder):
+        if read_outcome(job.folder, job.config).state not in TERMINAL:
             try:
                 train_job(job)
             except Exception as error:
-                if isinstance(mistake_in(error), OSError):
-                    raise
                 write_error(job.folder, reason(error), traceback.format_exc())
+
+
+def forget(folder: Path, config: RunConfig) -> None:
+    """Make a failed run one to resume, or one to train from the beginning if its files are not those of the run."""
+    with suppress(Timeout), locked(folder):
+        (folder / ERROR).unlink(missing_ok=True)
+        if read_outcome(folder, config).state == State.FAILED:
+            empty(folder)
 
 
 def train_job(job: Job) -> None:
@@ -90,22 +77,26 @@ def write_error(folder: Path, message: str, trace: str = "") -> None:
     write_atomically(folder / ERROR, f"{message}\n\n{trace}")
 
 
-class Place(NamedTuple):
-    cores: frozenset[int]
-    gpu: str | None
-
-
 class LocalWorkers:
     """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
-    The new processes end when the process that made this object ends, even if it is killed.
+    The workers divide the cores that this process may use, and the GPUs. Their processes ignore Ctrl-C, and end when
+    the process that made this object ends, even if it is killed.
     """
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._context = context_of_workers()
-        self._places = places(workers)
-        self._running: dict[int, tuple[Job, ForkServerProcess, Place]] = {}
+        self.workers, mine = workers, cores()
+        numbers = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = numbers.split(",")
+        self._places = [(mine[n::workers] or [mine[n % len(mine)]], gpus[n % len(gpus)]) for n in range(workers)]
+        self._running: dict[Any, tuple[Job, ForkServerProcess, Any]] = {}
+        for name in [name for name in os.environ if name.startswith("SLURM_")]:
+            del os.environ[name]  # Lightning would treat all processes of a SLURM job as one distributed run
+        self._context = get_context("forkserver")
+        # without the preload, each run would import torch.utils.tensorboard when it first logs
+        self._context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])
+        with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # workers inherit SIG_IGN
+            forkserver.ensure_running()
 
     @property
     def free(self) -> bool:
@@ -114,89 +105,44 @@ class LocalWorkers:
 
     def start(self, job: Job) -> None:
         place = self._places.pop()
-        process = self._context.Process(target=_work, args=(job, place), daemon=True)
+        process = self._context.Process(target=_work, args=(job, *place), daemon=True)
         process.start()
         self._running[process.sentinel] = job, process, place
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Job, str]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
         """Wait for at most `seconds` until runs end. Yield each with an empty text, or with how its process died."""
         for sentinel in wait([*self._running], seconds):
-            job, process, place = self._running.pop(int(str(sentinel)))
+            job, process, place = self._running.pop(sentinel)
             process.join()
             self._places.append(place)
-            if process.exitcode == NO_FILE:
-                raise UserError(f"a file cannot be read or written, see {job.log}: then rerun the same command")
             yield job, f"last with exit code {process.exitcode}; see {job.log}" if process.exitcode else ""
 
     def close(self) -> None:
-        """End all processes. Each run first saves a checkpoint, unless the user presses Ctrl-C again."""
-        processes = [process for _, process, _ in self._running.values()]
-        try:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.join()
-        finally:
-            for process in processes:
-                process.kill()
+        """End all processes. Each run first saves a checkpoint."""
+        for _, process, _ in self._running.values():
+            process.terminate()
+        for _, process, _ in self._running.values():
+            process.join()
 
 
-def places(workers: int) -> list[Place]:
-    """Return a `Place` for each worker. The places divide the cores that this process may use, and the GPUs."""
-    mine = cores()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-    return [
-        Place(frozenset(mine[n::workers] or [mine[n % len(mine)]]), gpus[n % len(gpus)] if gpus else None)
-        for n in range(workers)
-    ]
-
-
-def context_of_workers() -> ForkServerContext:
-    """Return a multiprocessing context whose processes start with all modules imported and ignore Ctrl-C.
-
-    The function removes SLURM's environment variables. With them, Lightning would treat all processes of a job as one
-    distributed run.
-    """
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
-        del os.environ[name]
-    context = get_context("forkserver")
-    # without the preload, each run would import torch.utils.tensorboard when it first logs
-    context.set_forkserver_preload(["kvt.study.workers", "torch.utils.tensorboard"])
-    with signals_handled(signal.SIG_IGN, [signal.SIGINT]):  # workers inherit SIG_IGN, and ignore Ctrl-C from the start
-        forkserver.ensure_running()
-    return context
-
-
-def _work(job: Job, place: Place) -> None:
-    Thread(target=_die_with_parent, args=[parent_process()], daemon=True).start()
+def _work(job: Job, mine: list[int], gpu: str) -> None:
+    parent: Any = parent_process()
+    Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # ends with its parent
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, place.cores)
-    torch.set_num_threads(len(place.cores))
-    if place.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-    with suppress(OSError):  # if the disk is full, the run reports this error itself
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("a") as file:
-            sys.stdout.flush()
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-    try:
-        execute(job)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(NO_FILE)
-
-
-def _die_with_parent(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
+        os.sched_setaffinity(0, mine)
+    torch.set_num_threads(len(mine))
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    execute(job)
 
 
 class RayCluster:
     """Workers that train each run as a Ray task with one core, and with a GPU if the cluster has GPUs."""
 
-    MOST = 1000  # tasks at once: may exceed the number of cores, because Ray queues tasks, and a cluster may grow
+    free = True  # Ray queues tasks, and a cluster may grow
 
     def __init__(self, address: str) -> None:
         import ray  # the extra kvt[ray] installs this package
@@ -204,12 +150,11 @@ class RayCluster:
         self._ray, self._address = ray, address
         try:
             host, _, port = address.removeprefix("ray://").rpartition(":")
-            if host:  # fails at once if nothing listens there; Ray would try for minutes
+            if host:  # fails at once if nothing listens there; Ray would try for two minutes
                 create_connection((host, int(port)), timeout=10).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-            message = f"--ray {address}: cannot connect; `ray start --head` starts a cluster: {one_line(str(error))}"
-            raise UserError(message) from error
+            raise UserError(f"--ray {address}: cannot connect; `ray start --head` starts a cluster: {error}") from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
         # max_calls=1 makes a new process for each run: torch's settings or a broken GPU do not affect the next run
@@ -220,26 +165,18 @@ class RayCluster:
     def workers(self) -> int:
         return max(1, int(self._ray.cluster_resources().get(self._kind, 0)))
 
-    @property
-    def free(self) -> bool:
-        return len(self._running) < self.MOST
-
     def start(self, job: Job) -> None:
         self._running[self._task.remote(job)] = job
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Job, str]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
         """Do what `LocalWorkers.wait` does; raise UserError if the connection to Ray is lost."""
-        errors = self._ray.exceptions
         for task in self._ray.wait([*self._running], timeout=seconds)[0]:
             job, died = self._running.pop(task), ""
             try:
                 self._ray.get(task)
-            except errors.LocalRayletDiedError as error:
-                lost = "lost the Ray cluster; rerun the same command to resume"
-                raise UserError(f"--ray {self._address}: {lost}") from error
-            except errors.RayTaskError as error:  # `execute` raises nothing but an OSError
-                raise UserError(f"{job.folder}: {one_line(str(error.cause))}; then rerun the same command") from error
-            except errors.RayError as error:
+            except self._ray.exceptions.LocalRayletDiedError as error:
+                raise UserError(f"--ray {self._address}: lost the cluster; rerun the same command") from error
+            except self._ray.exceptions.RayError as error:
                 died = f"or its machine: {reason(getattr(error, 'cause', error))}"
             yield job, died
 

@@ -35,7 +35,6 @@ FILES = {
     "grids/value.yaml": "{tasks: [sort], axes: {dim: [wide]}, seeds: [0]}",
     "grids/attn.yaml": "{tasks: [sort], axes: {attn: [qvk]}, seeds: [0]}",
     "grids/task.yaml": "{tasks: [srot], axes: {attn: [kv]}, seeds: [0]}",
-    "grids/heads.yaml": "{tasks: [sort], axes: {dim: [30], attn: [kv]}, seeds: [0]}",
     "junk.ckpt": "no checkpoint",
     "junk.pt": "no features",
     "blocked/reports": "no folder",
@@ -126,7 +125,6 @@ ROWS = [
     ("study run grids/value.yaml --dry_run", "value.yaml", "dim", "wide"),
     ("study run grids/attn.yaml --dry_run", "attn.yaml", "qvk", "qkv"),
     ("study run grids/task.yaml --dry_run", "srot"),
-    ("study run grids/heads.yaml --dry_run", "heads.yaml", "heads", "30"),
     # data
     ("run characters --text nowhere.txt", "nowhere.txt"),
     ("run anomaly --features nowhere.pt", "nowhere.pt"),

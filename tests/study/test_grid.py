@@ -219,7 +219,6 @@ def test_a_grid_without_scales_has_one(write):
     ("changes", "named"),
     [
         ({"axes": {"devices": 2}}, ["devices"]),
-        ({"tasks": ["sort", f"{CONFIGS}/sort.yaml"]}, ["sort"]),
         ({"axes": {"callbacks": {"class_path": "EMAWeightAveraging", "init_args": {"dekay": 0.99}}}}, ["dekay"]),
         ({"axes": {"lr": [0.1, float("nan")]}}, ["lr", "nan"]),
         ({"axes": {"length": None}}, ["length"]),
@@ -227,10 +226,9 @@ def test_a_grid_without_scales_has_one(write):
         ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, ["width"]),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, ["dim", "two axes"]),
         ({"axes": {"task": ["reverse", "sort"]}}, ["task"]),
-        ({"seeds": [-1]}, ["seeds"]),
+        ({"seeds": []}, ["seeds"]),
         ({"scales": {"paper": {"tasks": []}}}, ["tasks"]),
         ({"axes": {"attn": "nowhere.KV"}}, ["nowhere"]),
-        ({"axes": {str(n): [1, 2] for n in range(30)}}, ["runs"]),
     ],
 )
 def test_mistakes_are_named_with_their_file(write, changes, named):

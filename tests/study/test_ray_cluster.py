@@ -1,16 +1,14 @@
 """Studies on a Ray cluster."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kvt.run.folder import LOCK
 from kvt.study.workers import Job, RayCluster
 from kvt.system import UserError
-from tests.helpers.drivers import CONFIG, Study, alive, children, until
+from tests.helpers.drivers import Study, alive, children, until
 
 
 @pytest.mark.slow
@@ -19,48 +17,6 @@ def test_no_cluster_is_a_mistake(study, address):
     pytest.importorskip("ray")
     (error,) = [line for line in study.run("--ray", address, code=2).splitlines() if "so far" not in line][1:]
     assert error.startswith(f"error: --ray {address}: cannot connect")
-
-
-class RayError(Exception):
-    pass
-
-
-class LocalRayletDiedError(RayError):
-    pass
-
-
-class RayTaskError(RayError):
-    pass
-
-
-class DeadlyRay:
-    """Stands for Ray: every task dies."""
-
-    exceptions = SimpleNamespace(
-        RayError=RayError, LocalRayletDiedError=LocalRayletDiedError, RayTaskError=RayTaskError
-    )
-
-    def init(self, **_: object) -> None:
-        pass
-
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 1.0}
-
-    def remote(self, **_: object) -> object:
-        return lambda _: SimpleNamespace(remote=lambda _: "task")
-
-    def wait(self, tasks, timeout):
-        return tasks, []
-
-    def get(self, _):
-        raise RayError("the worker died")
-
-
-def test_a_task_that_dies_is_a_lost_process(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", DeadlyRay())
-    workers, job = RayCluster("auto"), Job(CONFIG, tmp_path / "sort" / "kv" / "run", "")
-    workers.start(job)
-    assert [*workers.wait(None)] == [(job, "or its machine: RayError: the worker died")]
 
 
 @pytest.fixture
@@ -94,8 +50,8 @@ def test_runs_go_on_when_a_machine_dies_and_none_fails_when_the_cluster_does(clu
     workers, folder = RayCluster(cluster.address), study.folder / "sort" / "kv" / "other"
     cluster.head_node.kill_raylet()
     workers.start(Job({}, folder, ""))
-    with pytest.raises(UserError, match="lost the Ray cluster"):
-        [*workers.wait(None)]
+    with pytest.raises(UserError, match="lost the cluster"):
+        [*workers.wait(60)]
     workers.close()
     assert not folder.exists()
 

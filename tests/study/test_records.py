@@ -149,24 +149,6 @@ def test_recorded_runs_count_as_done(grid, capsys):
     assert not Path("elsewhere").exists()
 
 
-def test_a_record_of_version_0_1_is_read_and_written_anew(grid):
-    """It has manifest.json in place of record.yaml."""
-    widen_record(grid, KEPT, [RUNS])
-    (KEPT / "record.yaml").unlink()
-    added = [{"by": "me", "when": "2026-01-02T03:04:05Z", "runs": 2}]
-    older = {"version": 1, "grid": "tiny", "scale": "all", "files": {"results.csv": "0" * 64}, "added": added}
-    (KEPT / "manifest.json").write_text(json.dumps(older))
-    assert all(find_outcomes(grid.runs, [KEPT]).values())
-    assert widen_record(grid, KEPT, [RUNS]).endswith("0 added")
-    more = read(seeds=[0, 1])
-    finish(more.runs[2], Path("more"))
-    widen_record(more, KEPT, [Path("more")])
-    assert [*content(KEPT)] == [".lock", "histories.csv.gz", "record.yaml", "results.csv"]
-    record = read_record(KEPT)
-    assert record.added[0] == {"date": "2026-01-02", "runs": 2}
-    assert len(record.rows) == 3
-
-
 def test_a_record_has_every_validation_and_at_most_100_other_points_of_a_run(in_tmp_dir):
     """So that the mean over training and the first step at 99 % are those of the run."""
     axes = TINY["axes"] | {"lr": [n / 1e6 for n in range(1, 26)]}
@@ -235,12 +217,9 @@ def test_a_record_is_readable_whenever_its_writer_is_killed(grid, monkeypatch, c
         patched.setattr(records, "write_atomically", killed)
         with pytest.raises(Killed):
             widen_record(more, KEPT, [Path("more")])
-    (KEPT / "results.csv.123.tmp").touch()
     assert [row.name for row in read_record(KEPT).rows] == [run.name for run in grid.runs]
     widen_record(more, KEPT, [Path("more")])
-    assert [one["runs"] for one in read_record(KEPT).added] == [2, 3]
     assert len(read_record(KEPT).rows) == 5, "four runs, one of which was made again with another result"
-    assert {path.suffix for path in KEPT.iterdir()} <= {".csv", ".gz", ".yaml", ""}
 
 
 def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
@@ -262,7 +241,7 @@ def test_processes_that_widen_a_record_at_once_lose_nothing(grid):
 
 
 SPOILED = {
-    "results.csv": (b",seconds,", b",hours,"),
+    "results.csv": (b",parameters,", b",weights,"),
     "record.yaml": (b"grid:", b"grids:"),
     "histories.csv.gz": (b"\x1f\x8b", b"no"),
 }
@@ -297,14 +276,10 @@ def test_a_damaged_run_among_others_is_told_and_left_out(grid, capfd):
         ("record tiny.yaml --out tiny.yaml --from runs", "--out tiny.yaml"),
         ("record tiny.yaml tiny.yaml --out kept", "--out"),
         ("record tiny.yaml --out other --from runs", "other"),
-        ("record tiny.yaml --out mine --from runs", "mine"),
         ("report tiny.yaml --from other", "other"),
     ],
 )
 @pytest.mark.usefixtures("other")
 def test_mistakes_are_one_line_and_nothing_is_written(mistake, words, named):
     Path("empty").mkdir()
-    Path("mine").mkdir()
-    Path("mine/results.csv").write_text("my own\n")
     assert named in mistake(lambda: kvt(f"study {words}"))
-    assert Path("mine/results.csv").read_text() == "my own\n"

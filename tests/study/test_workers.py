@@ -8,32 +8,50 @@ import subprocess
 import sys
 from time import sleep
 
+import pandas as pd
 import pytest
 
+from kvt.commands import execute
 from kvt.study.runner import ATTEMPTS
-from tests.helpers.drivers import WORKERS, alive, descendants, kill, until
+from tests.helpers.drivers import WORKERS, Study, alive, descendants, kill, until
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_study_killed_at_any_moment_finds_the_same(study, uninterrupted):
-    moments = random.Random(0)
-    before = {}
+def test_a_killed_study_of_20_runs_ends_with_the_table_of_an_unbroken_one(tmp_path):
+    """It is killed six times. No finished run is made again."""
+    broken, whole = Study(tmp_path / "broken"), Study(tmp_path / "whole")
+    for study in (broken, whole):
+        study.write_grid(attn=["qkv", "kv"], lr=[0.001, 0.002, 0.003, 0.004, 0.005])
+    moments, before = random.Random(0), {}
     for attempt in range(6):
-        driver, begun = study.start(), study.checkpoints
+        driver, begun = broken.start(), broken.checkpoints
         if attempt % 2:  # where it can go on, not only where it starts
-            until(lambda: study.checkpoints - begun or driver.join(0) == 0)  # noqa: B023
-        sleep(moments.uniform(0, 1) if attempt != 1 else 0)
+            until(lambda: broken.checkpoints - begun or driver.join(0) == 0)  # noqa: B023
+        sleep(moments.uniform(0, 3) if attempt != 1 else 0)
         driver.kill()
         until(lambda: not driver.workers)  # noqa: B023
-        after = study.finished
+        after = broken.finished
         assert {run: after.get(run) for run in before} == before
         before = after
-    study.run()
-    assert {run: study.finished[run] for run in before} == before
-    assert study.results == uninterrupted.results
-    assert any("Restored all states" in study.log(run) for run in study.finished)
-    assert all(study.log(run).count("tokens_per_second") <= 1 for run in study.finished)
+    assert 0 < len(before) < 20
+    for study in (broken, whole):
+        study.run()
+    assert {run: broken.finished[run] for run in before} == before
+    assert broken.results == whole.results
+    assert tables(broken) == tables(whole)
+    assert any("Restored all states" in broken.log(run) for run in broken.finished)
+    assert all(broken.log(run).count("tokens_per_second") <= 1 for run in broken.finished)
+
+
+def tables(study: Study) -> tuple[str, list[str]]:
+    """Return the rows of a record of the study and the lines of its report, without times."""
+    grid, record, report = (study.root / name for name in ("grids/small.yaml", "record", "report"))
+    execute("study record", [str(grid), "--out", str(record), "--from", str(study.folder)])
+    execute("study report", [str(grid), "--out", str(report), "--from", str(record)])
+    rows = pd.read_csv(record / "results.csv").drop(columns=["seconds", "started", "finished", "tokens_per_second"])
+    lines = (report / "report.md").read_text().splitlines()
+    return rows.to_csv(), [line for line in lines if not re.search(r"seconds|hours|tokens|\d–\d", line)]
 
 
 def test_workers_that_are_killed_are_started_again(study, uninterrupted):
@@ -65,12 +83,6 @@ def test_the_signals_of_clusters_end_no_run_without_a_checkpoint(study):
     assert sorted(stops()) == [1, 2]
     assert driver.printed.splitlines()[-1] == "2 of 2 runs are left: the same command continues them"
     until(lambda: not driver.workers)
-
-
-def test_a_worker_ignores_ctrl_c_from_its_first_moment():
-    start = "worker = context_of_workers().Process(target=signal.raise_signal, args=[signal.SIGINT]); worker.start()"
-    script = f"import signal; from kvt.study.workers import *; {start}; worker.join(); exit(worker.exitcode)"
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_each_process_of_a_slurm_job_makes_whole_runs(study):
