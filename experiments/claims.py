@@ -165,7 +165,7 @@ def listed(find: Find, record: str, metric: str, columns: Sequence[str], mean: b
             gaps[name].append(differences.groupby("setting").mean().mean())
             better = int((differences > 0).sum() if table.kind.better == "more" else (differences < 0).sum())
             ahead[name] = (ahead[name][0] + better, ahead[name][1] + len(runs))
-    said = [[np.mean(gaps[name])] if mean else gaps[name] for name in OURS]
+    said = [[float(np.mean(gaps[name]))] if mean else gaps[name] for name in OURS]
     text = " / ".join(", ".join(_short(gap, table.kind) for gap in of) for of in said)
     return text, _pairs([*ahead.values()])
 

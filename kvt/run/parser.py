@@ -161,6 +161,10 @@ def parse_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> C
             near = get_close_matches(name, [one for one in known if "." not in one], n=3, cutoff=0)
             raise UserError(f"unknown setting {name!r}: the nearest are {', '.join(near)}")
     parsed = parser.content(parser.parse_object({"seed_everything": 0, **sections}, defaults=False))
+    for section in sections.keys() & {*BUILT}:  # the parser accepts None for every type
+        for name, value in parsed[section].items():
+            if value is None and default_settings(classes)[section].get(name) is not None:
+                raise UserError(f"{name}=None: expected a value")
     return {name: parsed[name] for name in sections}
 
 

@@ -111,7 +111,9 @@ def damage(where: str) -> Iterator[None]:
 
 
 def _configuration(stored: Mapping[str, Any]) -> RunConfig:
-    return RunConfig(**{name: value for name, value in stored.items() if name not in REMOVED or value != REMOVED[name]})
+    config = RunConfig(**{n: value for n, value in stored.items() if n not in REMOVED or value != REMOVED[n]})
+    assert config.stated, "it has no settings"  # raises, too, unless the sections are those of a run
+    return config
 
 
 def thinned(rows: Any, points: int) -> Any:
