@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-UNPUBLISHED = "not_published"
-"""The key under which the notes of a result have the phrase that `other_counts` returns."""
+UNPUBLISHED = "not_published"  # key of the phrase that `other_counts` returns, in the notes of a result
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
 COUNTS: Mapping[str, Mapping[str, int]] = {
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},

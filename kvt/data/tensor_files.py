@@ -58,8 +58,8 @@ def fingerprint(splits: Splits) -> str:
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    Features in the file may have any floating-point dtype, and labels any integer dtype. Raises UserError with the name
-    of the file if a label is negative, a feature is not finite as float32, or dtypes or shapes do not fit.
+    The file may have other floating-point and integer dtypes. Raises UserError with the name of the file if a label is
+    negative, a feature is not finite as float32, or dtypes or shapes do not fit.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]

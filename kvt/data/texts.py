@@ -50,14 +50,13 @@ def nfc(text: str) -> str:
 
 
 class Corpus:
-    """The documents of a UTF-8 file, or of the UTF-8 files in a folder.
+    """The documents of a UTF-8 file, or of the UTF-8 files in a folder and its subfolders.
 
-    The files of a folder have a random order that depends only on the names of the files. Validation uses the last part
-    of the corpus, which is therefore a random selection of files. A folder's files that are not UTF-8 are left out.
+    The files of a folder have a random order that depends only on the names of the files, so that the last part, for
+    validation, is a random selection. Files that are not UTF-8, and names that begin with a dot, are left out.
 
     Args:
-        root: path of a UTF-8 file, or of a folder. Files in subfolders are included. Names that begin with a dot are
-            left out.
+        root: path of a UTF-8 file, or of a folder.
         pattern: pattern of the names of files in the folder, such as "*.txt".
         separator: string between the documents of a file; None means that every file is one document.
     """

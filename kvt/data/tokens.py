@@ -37,10 +37,7 @@ PART = 2**16  # characters of a text that one CPU core encodes at a time
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Pattern of positions where the pre-tokenizers of GPT-2 and its successors always split a text.
-
-The positions are before a space between two letters, and after a line end that is not next to white space.
-"""
+"""Positions where GPT-2's pre-tokenizer always splits: before a space between letters, and after some line ends."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
@@ -53,9 +50,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """Mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
-
-    Symbols are compared in Unicode's form NFC.
+    """Mapping between symbols, compared in Unicode's form NFC, and ids, their positions in the list `vocab`.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -98,10 +93,8 @@ class Vocabulary:
 class Bytes:
     """A tokenizer for text in UTF-8, with one token for each of the 256 bytes, and the end token `END`.
 
-    Attributes:
-        pieces: list with the bytes of each token; the end token has no bytes.
-        end: the id of the end token.
-        definition: string from which `tokens_of` makes an equal tokenizer.
+    `pieces` has the bytes of each token, and no bytes for the end token, whose id is `end`. From `definition`,
+    `tokens_of` makes an equal tokenizer.
     """
 
     definition = "bytes"
@@ -234,8 +227,7 @@ def first_of(texts: Iterable[str]) -> Iterator[str]:
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     """Train a byte-level BPE tokenizer on texts; return the content of its tokenizer.json.
 
-    The tokenizer has at most `vocab_size` tokens, including `END`. Raises UserError unless `vocab_size` exceeds the
-    number of bytes, 256, plus 1 for `END`.
+    It has at most `vocab_size` tokens, including 256 bytes and `END`. Raises UserError if `vocab_size` is smaller.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
@@ -263,20 +255,14 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return a dict that maps each byte to the character that represents the byte in GPT-2's vocabulary.
-
-    The character is the Latin-1 character of the byte if it is printable, otherwise a character from U+0100 on.
-    """
+    """Return the character of each byte in GPT-2's vocabulary: in Latin-1 if printable, else from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 class TokenFile:
-    """A memory-mapped file of the tokens of a corpus, in a folder below `data_dir`. An end token follows each document.
-
-    The file is written once, document by document.
-    """
+    """A memory-mapped file of the tokens of a corpus, below `data_dir`. An end token follows each document."""
 
     def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
@@ -286,11 +272,10 @@ class TokenFile:
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 
     def load(self) -> Tensor:
-        """Return the tokens, int16 or int32 (T,), after writing the file unless it exists.
+        """Return the tokens, int16 or int32 (T,), after writing the file unless it exists; raise UserError if damaged.
 
-        Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and
-        `cut`, the position where a validation split given by the corpus begins, or None if there is none. Raises
-        UserError if the file is damaged.
+        Sets `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and `cut`, the position
+        where a validation split given by the corpus begins, or None.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())

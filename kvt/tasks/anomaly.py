@@ -59,7 +59,7 @@ class BackboneFeatures:
 
     Pixels are normalised as in the training of the published weights. An image is resized only if a side is smaller
     than the network accepts, or larger than in the network's training. A grey image gets three equal channels. The
-    features are cached in `data_dir/.cache`; a hash of backbone, weights and data set is part of the file name.
+    features are cached in `data_dir/.cache`.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -168,7 +168,6 @@ class SetBatches(Batches):
         labels: classes of the images, int64 (images,); a class must have at least `set_size` − 1 images.
         set_size: S, the number of images in a set.
         last: whether the anomaly is last in the set; False: at a random position.
-        settings: further arguments of `Batches`.
     """
 
     rows_on_host = True
@@ -192,10 +191,7 @@ class SetBatches(Batches):
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw the sets whose anomalies are the images with the indices `rows`, (B,).
-
-        Returns the indices of the sets' images, (B, S), and the positions of the anomalies, (B,).
-        """
+        """Draw sets whose anomalies are the images `rows`, (B,): indices of images, (B, S), and positions, (B,)."""
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)
@@ -218,8 +214,7 @@ class SetAnomalies(TaskData):
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
-        root: folder of your own images, with train/ and test/, each with one subfolder per class; or hf:NAME, a Hugging
-            Face data set. Replaces `dataset`.
+        root: replaces `dataset`: your own images in train/<class>/ and test/<class>/; or hf:NAME, as for `Images`.
         backbone: network that computes the features, the name of a torchvision classifier.
         weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
         features: path of a file of features, which replaces images and backbone. Save such a file with

@@ -32,10 +32,8 @@ MODEL, SETTINGS = "model.safetensors", "config.json"
 class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
-    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`.
-
-    `make_optimizer` makes the optimiser, unless the subclass overrides `configure_optimizers`. The learning rate is
-    constant unless the subclass calls `set_rate`, or passes the arguments of `set_rate` to `super().__init__(spec, …)`.
+    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
+    learning rate is constant unless the subclass passes the arguments of `set_rate` to `super().__init__(spec, …)`.
 
     A metric of an epoch is the mean over all predictions of the epoch, regardless of the batch size. A training metric
     is logged every `log_every_n_steps` training steps, as the mean over the training steps since the last log.
@@ -71,10 +69,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last record, by name, such as "val/loss".
-
-        A dict keeps them out of the summary of the model.
-        """
+        """Running means since the last record, such as "val/loss"; a dict keeps them out of the model's summary."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -143,23 +138,14 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels for the rows and for the columns of a layer's attention map; None if the map has no labels.
-
-        Args:
-            layer: name of the attention layer.
-            inputs: the arguments of `forward` for one example.
-        """
+        """Return labels of the rows and columns of a layer's map for one example; None if there are no labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and attention weights to draw over the picture, (heads, rows, columns).
+        """Return a picture, uint8 (H, W, C), and weights to draw over it, (heads, rows, columns); None: no picture.
 
-        Returns None if the task has no pictures.
-
-        Args:
-            weights: attention map of one layer for one example, (heads, N, N). The last tokens are the patches of the
-                picture, row by row.
-            inputs: the arguments of `forward` for this example.
+        `weights` is the attention map of a layer for one example, (heads, N, N). Its last tokens are the patches of the
+        picture, row by row.
         """
         return None
 
@@ -180,8 +166,7 @@ class Task(L.LightningModule, ABC):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write model.safetensors and config.json, in the layout of the Hugging Face hub, into a folder.
 
-        config.json names the class of the task and its arguments, as a checkpoint does. model.safetensors has a tied
-        weight once; config.json has its other names.
+        A weight with several names is stored once; config.json has its other names.
         """
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
@@ -202,12 +187,8 @@ class Task(L.LightningModule, ABC):
     def from_pretrained(cls, folder: str | Path, attn: str | None = None) -> Self:
         """Return the task that `save_pretrained` has written into a folder, in eval mode.
 
-        Args:
-            folder: path of the folder.
-            attn: import path of your own attention class, if the task uses one: my_attention.NearKV.
-
-        Raises:
-            UserError: the folder holds no task of this class, or its attention is neither kvt's nor `attn`.
+        `attn` is the import path of your own attention class, if the task uses one. Raises UserError if the folder
+        holds no task of this class, or if its attention is neither kvt's nor `attn`.
         """
         from kvt.run.load_checkpoint import Checkpoint  # checks what a file names; the only import of a room above
 
@@ -253,10 +234,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of a batch, scaled so that a training step uses the mean gradient of its batches.
-
-        Lightning divides the loss by `accumulate_grad_batches`. The last step of an epoch can have fewer batches.
-        """
+        """Average the last gradients of an epoch over their batches; Lightning divides by `accumulate_grad_batches`."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)

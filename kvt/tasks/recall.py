@@ -55,10 +55,9 @@ def blank(rows: int, length: int) -> Questions:
 
 
 def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -> Tensor:
-    """Draw `count` distinct numbers from low … high − 1, in random order: int64 (rows, count).
+    """Draw `count` distinct numbers from low … high − 1, in random order, by Floyd's algorithm: int64 (rows, count).
 
-    In Floyd's algorithm, draw i is uniform over the first high − low − count + i + 1 numbers. If a draw repeats an
-    earlier number, the last of these numbers replaces it; no earlier draw can have had this last number.
+    Draw i is uniform over the first high − low − count + i + 1 numbers, of which the last replaces a repeated draw.
     """
     chosen = torch.empty(rows, count, dtype=torch.long)
     for i in range(count):
@@ -192,17 +191,13 @@ class Recall(TaskData):
         task: mqar, associative_recall, induction or selective_copy.
         vocab: number of symbols.
         length: number of symbols in a sequence.
-        pairs: for mqar and associative_recall: number of pairs of key and value; for selective_copy: number of symbols
-            to copy.
-        fewest_pairs: for mqar: if given, the number of pairs is random for every sequence, uniformly from fewest_pairs
-            to pairs. Default: every sequence has `pairs` pairs.
-        filler: for mqar and associative_recall: symbols at positions without a key or a value: zero, as in the paper
-            "Zoology", or random, as in the present code of the authors of "Zoology".
+        pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
+        fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
+        filler: symbols without key or value in mqar and associative_recall: zero (as in "Zoology"), or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
-        longest: if given, test also on sequences with 2, 4, 8 … times `length` symbols, up to `longest` symbols. Every
-            length has `test_size` sequences.
+        longest: if given, test also on sequences of 2, 4, 8 … times `length` symbols, up to this number of symbols.
         data_dir: not used: the sequences are generated.
     """
 
@@ -306,17 +301,12 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification):
-    """Task of answering the questions in a sequence. The model is `CausalLM`.
+    """Task of answering the questions in a sequence. The model is `CausalLM`, with logits only at the questions.
 
-    The model computes logits only at positions with a question. The test also records three kinds of accuracy:
-
-    * by distance: `test/acc_4_back` is the accuracy of answers that occurred 4 to 7 positions before the question.
-      The other distances are 1, 2–3, 8–15 …;
-    * by the number of questions, if sequences differ in this number: `test/acc_4_asked` is the accuracy in sequences
-      with 4 to 7 questions;
-    * by length, if the data have `longest`: `test/acc_512_long` is the accuracy in sequences of 512 symbols.
-
-    Learned embeddings of positions beyond the training length keep their random initial values.
+    The test also records the accuracy of answers that occurred 4 to 7 positions before the question, `acc_4_back` (also
+    1, 2–3, 8–15 …); in sequences with 4 to 7 questions, `acc_4_asked`, if sequences differ in this number; and in
+    sequences of 512 symbols, `acc_512_long`, if the data have `longest`. Learned embeddings of positions beyond the
+    training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.

@@ -28,8 +28,6 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
-    If `warmup` is 0, the factor min(1, t / warmup) is 1.
-
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
     """
@@ -39,8 +37,7 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
     """Return the factor of a linear warm-up from 0 to 1, followed by a cosine decay from 1 to `floor`.
 
-    factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup))). This
-    schedule is usual for language models.
+    factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
 
     >>> [round(cosine_after_warmup(2, 6, 0.1)(t), 3) for t in range(7)]
     [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1]
@@ -97,8 +94,7 @@ class OneCycle(OneCycleLR):
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
     """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
 
-    If the optimiser has momentum, the momentum, or the first beta, falls first, then rises. Momentum or betas that the
-    user sets are constant. The result of a run with a named optimiser notes that its momentum varies.
+    Momentum, or the first beta, falls first, then rises. Momentum or betas that the user sets are constant.
     """
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
