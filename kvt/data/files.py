@@ -40,10 +40,7 @@ def state_of(path: str | Path) -> str:
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Call `work()` unless `is_done()`; if several processes call `once`, one process works and the others wait.
-
-    Other users' processes can use the lock file in the data folder, too. Calls of `once` may be nested.
-    """
+    """Call `work()` unless `is_done()`; of several processes, one works and the others wait. Calls may be nested."""
     if is_done():
         return
     folder = data_dir / ".cache"

@@ -23,8 +23,8 @@ from kvt.data.hub import base_name, is_hub, list_images
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
 from kvt.system import UserError, require_positive, unknown
 
+# PIL detects formats by content, and would start Ghostscript for PostScript files
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-"""The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""
 
 
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
@@ -168,9 +168,9 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tupl
     return read
 
 
-DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # mean and std of MNIST
+# mean and std are those of MNIST and of CIFAR-10
+DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-"""Mean and std of CIFAR-10."""
 OBJECTS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SETS: dict[str, ImageSet] = {
     "mnist": ImageSet(**DIGITS, classes=[*map(str, range(10))], read=torchvision(datasets.MNIST)),

@@ -161,23 +161,15 @@ class SentenceBatches(Batches):
             return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
 
         lengths = self.lengths.tolist()
-        batches = pool(
-            shuffled(list(range(self.rows))),
-            self.batch_size,
-            key=lengths.__getitem__,
-            random_shuffler=shuffled,
-            shuffle=True,
-            sort_within_batch=True,
-        )
+        how = {"key": lengths.__getitem__, "random_shuffler": shuffled, "shuffle": True, "sort_within_batch": True}
+        batches = pool(shuffled(list(range(self.rows))), self.batch_size, **how)
         return [torch.tensor(rows) for rows in batches].__getitem__
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
         on_device = rows.to(self.tensors[0].device, non_blocking=True)
-        trimmed = [
-            tensor[:, :length].index_select(0, on_device) for tensor, length in zip(self.tensors, longest, strict=True)
-        ]
-        return (*trimmed, on_device)
+        pairs = zip(self.tensors, longest, strict=True)
+        return (*(tensor[:, :length].index_select(0, on_device) for tensor, length in pairs), on_device)
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

@@ -12,8 +12,7 @@ from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """A function that draws a given number of examples, and returns tensors, of which the first is the model's input."""
-Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
-"""A function that replaces examples by new examples of equal kind."""
+Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # replaces examples by others of equal kind
 HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to each split except the first
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from kvt.data.files import require_file, state_of
 from kvt.system import UserError
 
-LIBRARY = Path(sysconfig.get_path("stdlib"))
-"""The folder of Python's standard library (PSF licence), which every user of Python has as an example of text."""
+LIBRARY = Path(sysconfig.get_path("stdlib"))  # Python's standard library (PSF licence), which every user has
 PACKAGES = ("site-packages", "__pycache__")  # subfolders of LIBRARY that are not part of the standard library
 
 

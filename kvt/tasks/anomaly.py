@@ -26,7 +26,7 @@ from kvt.data.files import available, optional_path, require_file
 from kvt.data.images import ImageSource, open_images
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
-from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
 from kvt.system import UserError, choose, require_probability, sha256_of, user_path
@@ -132,7 +132,8 @@ class BackboneFeatures:
                 for batch in tqdm(images.split(BATCH), desc=name, disable=None)
             ]
             splits[split] = (torch.cat(features), labels)
-            require_finite(splits[split][0], f"{self.backbone} with {self.weights or self.published}: {split!r}")
+            if not splits[split][0].isfinite().all():
+                raise UserError(f"{self.backbone} with {self.weights or self.published}: {split!r} is not finite")
         return splits
 
 

@@ -25,8 +25,7 @@ from kvt.tasks.schedules import require_schedule, with_schedule
 
 Spec = dict  # if values had a type, jsonargparse would parse their texts as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files of `Task.save_pretrained`: the weights, and all other content."""
+MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and the rest
 
 
 class Task(L.LightningModule, ABC):
@@ -164,10 +163,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors and config.json, in the layout of the Hugging Face hub, into a folder.
-
-        A weight with several names is stored once; config.json has its other names.
-        """
+        """Write model.safetensors (a tied weight once) and config.json, as for the Hugging Face hub, into a folder."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -267,16 +263,7 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and pass it to callbacks that have a method `on_record`.
-
-        With several processes, the number of the first process is logged. If the number of a metric with how="recorded"
-        differs between processes, the result gets a note about this.
-        """
-        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
-        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
-            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
-            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
-                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
+        """Log a number, with several processes that of the first, and pass it to callbacks with `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))

@@ -74,16 +74,11 @@ class Images(TaskData):
         self.augment, self.val_size = augment, val_size
         self.task_name = self.source.name
         require_positive(val_size=val_size)
-        channels = self.source.shape[0]
         usual = {} if None not in (mean, std) else self._measured() if root else self._usual(dataset)
         given = {"mean": usual["mean"] if mean is None else mean, "std": usual["std"] if std is None else std}
         numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-        for name, found in numbers.items():
-            if len(found) not in (1, channels):
-                raise UserError(f"{name}={found} must have one number for each of {channels} channels, or one for all")
         require_positive(std=min(numbers["std"]))
-        shape = dict(zip(SHAPE, self.source.shape, strict=True))
-        self.spec = {**shape, "classes": self.source.classes, **numbers}
+        self.spec = {**dict(zip(SHAPE, self.source.shape, strict=True)), "classes": self.source.classes, **numbers}
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:

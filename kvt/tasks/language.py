@@ -66,10 +66,8 @@ SHAKESPEARE = Remote(
     "/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
-MASK = b"<mask>"
-"""The text of the mask token, which is the last token in the vocabulary of a masked language model."""
-Rows = tuple[Tensor, Tensor, Tensor]
-"""(start positions of windows, end positions of the windows' texts, tokens): int64 (R,), int64 (R,), (T,)."""
+MASK = b"<mask>"  # text of the mask token, the last token in the vocabulary of a masked language model
+Rows = tuple[Tensor, Tensor, Tensor]  # starts of windows, int64 (R,); ends of their texts, int64 (R,); tokens, (T,)
 
 
 class Windows(Batches):
@@ -443,10 +441,7 @@ class TextTokens(TextData):
 
 
 class LanguageTask(BlockTask, Classification):
-    """Task of predicting every token of a text from the tokens before it; a subclass sets `model` and `vocabulary`.
-
-    A batch is (tokens, next tokens), both int64 (B, N).
-    """
+    """Task of predicting each token from the tokens before it; a batch is (tokens, next tokens), both int64 (B, N)."""
 
     unit = "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
@@ -615,8 +610,8 @@ class NumberTask(LanguageTask):
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
+# (width, number of layers, number of heads) of each size
 SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12), "follow-up": (1024, 20, 16)}
-"""A dict that maps a size to (width, number of layers, number of heads)."""
 
 
 class LanguageModelTask(LanguageTask):

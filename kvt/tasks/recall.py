@@ -36,8 +36,7 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import Metric, by_bin
 from kvt.tasks.options import BlockTask
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Symbols, answers and distances, all int64 (B, N)."""
+Batch = tuple[Tensor, Tensor, Tensor]  # symbols, answers and distances, all int64 (B, N)
 
 
 class Questions(NamedTuple):
@@ -160,22 +159,18 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
     return found
 
 
-TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
+TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {  # (data, rows, length, generator)
     "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: induction(rows, d.vocab, length, g),
-    "associative_recall": lambda d, rows, length, g: associative_recall(
-        rows, d.vocab, length, d.pairs, d.filler == "random", g
-    ),
+    "associative_recall": lambda d, rows, n, g: associative_recall(rows, d.vocab, n, d.pairs, d.filler == "random", g),
     "selective_copy": lambda d, rows, length, g: selective_copy(rows, d.vocab, length, d.pairs, g),
 }
-"""A dict that maps the name of a task to a function of (data, number of rows, length, generator): draw sequences."""
-LEAST: dict[str, Callable[[int], tuple[int, int]]] = {
+LEAST: dict[str, Callable[[int], tuple[int, int]]] = {  # number of pairs → the smallest vocabulary and length
     "mqar": lambda pairs: (2 * pairs + 2, 4 * pairs),
     "induction": lambda _: (3, 3),
     "associative_recall": lambda pairs: (max(2, pairs), 2 * pairs + 1),
     "selective_copy": lambda pairs: (4, 2 * pairs + 2),
 }
-"""A dict that maps the name of a task to the smallest vocabulary and the smallest length, by the number of pairs."""
 
 TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 

@@ -92,10 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
-
-    Momentum, or the first beta, falls first, then rises. Momentum or betas that the user sets are constant.
-    """
+    """Return torch's one-cycle schedule; momentum, or the first beta, varies too unless the user sets it."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
@@ -110,7 +107,7 @@ def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRSch
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
-SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
+SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # from a task and its optimiser
     "cosine": by_factor(lambda task: cosine_warmup(task.warmup, total_steps(task))),
     "cosine_to_tenth": by_factor(lambda task: cosine_after_warmup(task.warmup, total_steps(task), floor=0.1)),
     "one_cycle": one_cycle,
@@ -119,9 +116,7 @@ SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
     "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
     "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
 }
-"""A dict that maps the name of a schedule to a function that makes the schedule from a task and its optimiser."""
-NEEDS = {"noam": "dim", "multistep": "milestones"}
-"""A dict that maps a schedule to an attribute that it needs; a task without this attribute lacks the schedule."""
+NEEDS = {"noam": "dim", "multistep": "milestones"}  # attribute without which a task lacks the schedule
 NO_WARMUP = ("one_cycle", "multistep")
 WARMUP = ("inverse_sqrt", "noam")
 

@@ -63,13 +63,10 @@ LANGUAGES = ("de", "en", "fr", "cs")
 SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-SPECIALS = (UNK, PAD, BOS, EOS)
-"""The tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
+SPECIALS = (UNK, PAD, BOS, EOS)  # for unknown words, padding, and the beginning and end of a sentence
 UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
-UNSPACED = ("bo", "km", "lo", "my", "th")
-"""Languages without spaces between words for which sacreBLEU has no word tokenizer."""
-SpacedTokens = list[tuple[str, bool]]
-"""A sentence: a list of (token, whether a space follows the token)."""
+UNSPACED = ("bo", "km", "lo", "my", "th")  # languages without spaces, for which sacreBLEU has no word tokenizer
+SpacedTokens = list[tuple[str, bool]]  # a sentence: tokens, and whether a space follows the token
 Pairs = list[tuple[str, str]]
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target sentence, as texts and as tokens
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), row numbers in the split (B,)
@@ -126,9 +123,8 @@ class SentencePairs(TaskData):
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         sides = self._words("train")
-        source_vocab, target_vocab = (
-            build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
-        )
+        words = ((word for word, _ in chain.from_iterable(side)) for side in sides)
+        source_vocab, target_vocab = (build_vocab(side, SPECIALS, self.min_freq) for side in words)
         return {
             **{"source": self.languages[0], "target": self.languages[1]},
             **{"source_vocab": source_vocab, "target_vocab": target_vocab},
@@ -175,9 +171,8 @@ class SentencePairs(TaskData):
                 if not found:
                     pairs[split].append((texts, words))
         if faults and not self.drop_pairs:
-            raise UserError(
-                f"{len(faults):,} pairs cannot be used: {faults[0]}: correct these lines, or pass drop_pairs=true"
-            )
+            remedy = "correct these lines, or pass drop_pairs=true"
+            raise UserError(f"{len(faults):,} pairs cannot be used: {faults[0]}: {remedy}")
         if faults:
             count = f"{len(faults):,} of {sum(map(len, pairs.values())) + len(faults):,} pairs"
             self.notes["dropped_pairs"] = f"{count}: " + ", ".join(f"{n:,} of {split}" for split, n in dropped.items())
@@ -222,10 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return spaCy's rule-based tokenizer for a language code: "Don't run." → Do, n't, run, "."
-
-    Raises UserError if spaCy has no rules for the language.
-    """
+    """Return spaCy's tokenizer for a language code: "Don't run." → Do, n't, run, "."; raise UserError without one."""
     code = language_code(language)
     import spacy
 
