@@ -21,7 +21,7 @@ from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system import UserError, require_positive, require_probability, unknown
 
-ATTENTION: dict[str, type["Attention"]] = {}  # from short names, the values of `--attn`
+ATTENTION: dict[str, type["Attention"]] = {}  # maps short names, the values of `--attn`, to classes
 
 
 class Attention(nn.Module):
@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
         Args:
             x: tokens, (B, N, dim).
-            context: tokens that x attends to in cross-attention, (B, M, dim). It needs a query projection.
+            context: tokens that x attends to in cross-attention, (B, M, dim). A context needs a query projection.
             mask: boolean, (B, heads, N, M), where any size may be 1. An entry is True if the query may attend to the
                 key. The output is zero for a query that may attend to no key.
             causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the

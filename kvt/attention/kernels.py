@@ -100,7 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return a mask of the pairs of the last N positions with all M, broadcastable to (B, heads, N, M); None: all."""
+    """Return the mask of allowed pairs, which broadcasts to (B, heads, N, M), or None; queries are the last tokens."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)

@@ -75,7 +75,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 @contextmanager
 def available(name: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns any error into a UserError with the name of the data and the remedy."""
+    """Context manager that turns any other error into a UserError with the name of the data and the remedy."""
     try:
         yield
     except UserError:

@@ -28,7 +28,7 @@ def draw_apart(
 
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
     a different distribution. To avoid this bias, pass `redraw`. If the drawn splits have an example in common, a hash
-    of the input then assigns every possible example to one split, and `redraw` replaces the examples of other splits.
+    of the input then assigns every possible example to one split, and `redraw` replaces each example in a wrong split.
 
     Args:
         draw: function that draws the examples of a split.

@@ -35,7 +35,7 @@ PART = 2**16  # characters of a text that one CPU core encodes at a time
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Positions where GPT-2's pre-tokenizer always splits: before a space between letters, and after some line ends."""
+"""Where GPT-2's pre-tokenizer always splits: before a space between letters, after a line end without white space."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:

@@ -147,7 +147,7 @@ class Encoder(Stack):
     group computes keys and values. The other layers compute only queries, and attend to the keys and values of the
     first layer (Brandon et al. 2024, "Cross-Layer Attention"). Each group has one cache.
 
-    With `recomputes`, training stores only the input of each group (activation checkpointing).
+    If `recomputes` is True, training stores only the input of each group (activation checkpointing).
     """
 
     recomputes = False

@@ -24,7 +24,7 @@ class CausalLM(nn.Module):
     torch.Size([5, 12, 50])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a width.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         embedding: determines the model width, the vocabulary size and the length of the longest sequence.
         heads: number of heads, if `attention` is a name.
         tied: whether the weight W of the head is the token embedding's weight.

@@ -67,7 +67,7 @@ class ListTagger(Tagger):
     torch.Size([5, 16, 10])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a width.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         heads: number of heads, if `attention` is a name.
         vocab_size: number of symbols.
         length: number of symbols of the longest list.

@@ -35,7 +35,7 @@ class ViT(nn.Module):
     torch.Size([5, 10])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a width.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         heads: number of heads, if `attention` is a name.
         patch: height and width of a patch in pixels; must divide the height and the width of the image.
         dropout: dropout probability in residual branches and in feed-forward networks.

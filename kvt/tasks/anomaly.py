@@ -215,7 +215,7 @@ class SetAnomalies(TaskData):
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
-        root: replaces `dataset`: your own images in train/<class>/ and test/<class>/; or hf:NAME, as for `Images`.
+        root: folder of your own images, train/<class>/ and test/<class>/; or hf:NAME, as for images. Replaces dataset.
         backbone: network that computes the features, the name of a torchvision classifier.
         weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
         features: path of a file of features, which replaces images and backbone. Save such a file with

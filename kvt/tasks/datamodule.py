@@ -166,8 +166,7 @@ class TaskData(L.LightningDataModule, ABC):
         """Return the batches of a split for this process of the Trainer.
 
         Training batches are shuffled. Other splits have a fixed random order unless the data keep their order, so that
-        the first batches have all classes. With --overfit_batches, validation uses the training batches, in a fixed
-        order.
+        the first batches have all classes. With --overfit_batches, validation uses the training batches, unshuffled.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split

@@ -196,7 +196,7 @@ class Characters(TextData):
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
     training window begins at every character. In validation, every character except the first is a target once. The
-    vocabulary has the characters of the whole text, in Unicode's form NFC.
+    vocabulary has the characters of the whole text, in Unicode's form NFC. There is no test split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -277,7 +277,7 @@ class HumanNumbers(TextData):
     """Adjacent windows of numbers in words, and of the next words. Both are int64 (B, length).
 
     The text is "one . two . three …" up to 9999. Training uses the first windows, and validation uses the rest. Words
-    at the end that do not fill a window are left out.
+    at the end that do not fill a window are left out. There is no test split.
 
     Args:
         length: number of words in a window.
@@ -632,7 +632,7 @@ class LanguageModelTask(LanguageTask):
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in attention weights, attention output and feed-forward networks.
         share_layers: number of consecutive layers that share the first layer's keys and values (Cross-Layer Attention).
-        recompute: activation checkpointing, with which training needs less memory, and is a third slower.
+        recompute: activation checkpointing: training needs less memory, and is a third slower.
     """
 
     metrics = (

@@ -188,7 +188,7 @@ class Recall(TaskData):
         length: number of symbols in a sequence.
         pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
         fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
-        filler: symbols without key or value in mqar and associative_recall: zero (as in "Zoology"), or random.
+        filler: for mqar and associative_recall: symbols at other positions: zero, as in the paper "Zoology", or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
@@ -298,10 +298,10 @@ def _split(length: int) -> str:
 class RecallTask(BlockTask, Classification):
     """Task of answering the questions in a sequence. The model is `CausalLM`, with logits only at the questions.
 
-    The test also records the accuracy of answers that occurred 4 to 7 positions before the question, `acc_4_back` (also
-    1, 2–3, 8–15 …); in sequences with 4 to 7 questions, `acc_4_asked`, if sequences differ in this number; and in
-    sequences of 512 symbols, `acc_512_long`, if the data have `longest`. Learned embeddings of positions beyond the
-    training length keep their random initial values.
+    The test also records three kinds of accuracy. `acc_4_back` is the accuracy of answers that occurred 4 to 7
+    positions before the question (other distances: 1, 2–3, 8–15 …). `acc_4_asked` is the accuracy in sequences with 4
+    to 7 questions, if sequences differ in this number. `acc_512_long` is the accuracy in sequences of 512 symbols, if
+    the data have `longest`. Learned positions beyond the training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
