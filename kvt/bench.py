@@ -32,8 +32,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from print
 SAMPLE_SECONDS = 0.01  # least duration of a sample; a single call can be too short for the clock
 ALL, LENGTHS, WIDTHS = [*ATTENTION], [16, 64, 256], [64, 256]
 HEADS_AND_ONE: list[int] = []
-Samples = list[float]
-"""The seconds that one call takes: a list with one number per round."""
+Samples = list[float]  # the seconds that one call takes, one number per round
 Row = dict[str, Any]
 LAYER = ("attention", "heads", "kv_heads")
 COLUMNS = ["parameters", "paper_parameters", "forward_flops_per_example", "paper_multiply_adds_per_example"]
@@ -65,8 +64,7 @@ def bench(
 
     For each attention and size, the command measures one self-attention layer: parameters and FLOPs, the paper's
     formulas, time of a forward pass and of a training step, peak memory of a training step, and bytes per token in the
-    key-value cache. FLOPs count matrix products, two per multiply-add. The paper's formulas count the multiply-adds of
-    the scores, without value and output. Attentions are timed in turns, so that a slowdown of the machine affects all.
+    key-value cache. Attentions are timed in turns, so that a slowdown of the machine affects all.
 
     Args:
         attn: attentions, by name or import path. The first attention is the baseline. Arguments of an attention follow
@@ -137,10 +135,9 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return for each function the seconds of a call, with one sample per round.
+    """Return for each function the seconds of a call, one sample per round, each of at least `SAMPLE_SECONDS`.
 
-    Each round times all functions, so that a slowdown of the machine affects all functions. A sample is the median over
-    calls that take `SAMPLE_SECONDS` together.
+    Each round times all functions, so that a slowdown of the machine affects all functions.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns if there is CUDA, but no GPU
     from torch.utils.benchmark import Timer
@@ -172,10 +169,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Return the number of floating-point operations of the matrix products in a call, two per multiply-add.
-
-    The number does not depend on the attention kernel, because `Attention` uses its explicit formula during the count.
-    """
+    """Return the floating-point operations of the matrix products in a call, two per multiply-add, by the formula."""
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
@@ -215,10 +209,7 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
 
 def allocations(step: Callable[[], object]) -> list[int]:
-    """Return the bytes of each allocation (> 0) and each release (< 0) in a call on a CPU, in order.
-
-    The list includes memory that torch's kernels allocate inside an operation.
-    """
+    """Return the bytes of each allocation (> 0) and release (< 0) in a call on a CPU, in order, by any kernel."""
     # without acc_events, torch 2.11 warns that the next profiling cycle loses the events
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step()

@@ -19,16 +19,7 @@ from kvt.attention.scores import SCORES
 from kvt.attention.shared_keys import QSharedKVDeepSeek, QSharedKVGemma
 from kvt.attention.variants import KV, QKV, XKV, Identity, K, KPhase, KPos, KVPhase, KVPos, QKVPos, QSharedKV
 
-__all__ = [
-    "ATTENTION",
-    "FORMULAS",
-    "SCORES",
-    "Attention",
-    "AttentionFactory",
-    "AttentionMap",
-    "AttentionSettings",
-    "Identity",
-]
-__all__ += ["KV", "QKV", "XKV", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention", "QKVPos"]
-__all__ += ["MLA", "QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths", "eigenvalues"]
-__all__ += ["looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]
+__all__ = ["ATTENTION", "FORMULAS", "SCORES", "Attention", "AttentionFactory", "AttentionMap", "AttentionSettings"]
+__all__ += ["KV", "QKV", "XKV", "Identity", "K", "KPhase", "KPos", "KVCache", "KVPhase", "KVPos", "MultiheadAttention"]
+__all__ += ["MLA", "QKVPos", "QSharedKV", "QSharedKVDeepSeek", "QSharedKVGemma", "asymmetry", "cycle_lengths"]
+__all__ += ["eigenvalues", "looked_at", "make_attention", "record_maps", "row_entropy", "symmetric_share"]

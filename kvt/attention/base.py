@@ -21,16 +21,15 @@ from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system import UserError, require_positive, require_probability, unknown
 
-ATTENTION: dict[str, type["Attention"]] = {}
-"""A dict that maps short names, the values of `--attn`, to attention classes."""
+ATTENTION: dict[str, type["Attention"]] = {}  # maps short names, the values of `--attn`, to classes
 
 
 class Attention(nn.Module):
     """Multi-head attention in which query, key and value may share projections.
 
     Each head computes  softmax(gain · score(Q, K) + bias) V.  The outputs of all heads are concatenated and projected
-    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers that compute query, key and value.
-    "qkv" is the usual attention. With "kkv", the key projection also computes the queries. A shared projection is a
+    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers that compute query, key and value:
+    "qkv" is the usual attention; with "kkv", the key projection also computes the queries. A shared projection is a
     single module, which is computed once per call.
 
     A subclass, called a variant, sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`,
@@ -39,19 +38,17 @@ class Attention(nn.Module):
     Args:
         dim: model width, a multiple of `heads`.
         heads: number of attention heads.
-        kv_heads: number of key heads, and also of value heads. A group of heads / kv_heads query heads uses one key
-            head and one value head (grouped-query attention; kv_heads=1 is multi-query attention). Default: `heads`.
-            If keys act as queries, all heads of a group have the same attention map.
+        kv_heads: number of key heads and of value heads, each of which a group of heads / kv_heads query heads uses
+            (grouped-query attention; 1 is multi-query attention). Default: `heads`.
         score: name of the function that computes scores, a key of `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
         rope: fraction of the channels of each head that rotary position embeddings (`Rotary`) rotate, in the queries
-            and keys of self-attention. The number of rotated channels must be even. 0 disables the rotation.
+            and keys of self-attention. The number of rotated channels must be even.
         rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
-        attend_self: False excludes each token itself from the softmax of self-attention (Kitaev et al. 2020,
-            "Reformer"). A token that may attend to no other token still attends to itself. False requires an
-            attention that has logits.
+        attend_self: False excludes each token itself from the softmax of self-attention, unless the token may attend to
+            no other token (Kitaev et al. 2020, "Reformer"). False requires an attention that has logits.
     """
 
     projections: ClassVar[str] = "qkv"
@@ -119,19 +116,16 @@ class Attention(nn.Module):
 
         Args:
             x: tokens, (B, N, dim).
-            context: tokens that x attends to in cross-attention, (B, M, dim). Only variants with a query projection
-                accept a context.
+            context: tokens that x attends to in cross-attention, (B, M, dim). A context needs a query projection.
             mask: boolean, (B, heads, N, M), where any size may be 1. An entry is True if the query may attend to the
                 key. The output is zero for a query that may attend to no key.
             causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the
-                M positions. If N > M, the first N − M tokens attend to no key, and their output is zero.
+                M positions. If N > M, the first N − M tokens attend to no key.
             cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
-                cached tokens including x. With a context, the first call caches the keys and values of the context,
-                and later calls read them. After `borrow_keys`, a cache is required that already has the keys and
-                values of x.
-            bias: numbers to add to the logits; the shapes allowed for `mask` are allowed for `bias`. If an entry is
-                −inf, the query does not attend to the key. A variant that has no logits, or that overrides `attend`,
-                ignores finite entries.
+                cached tokens including x. With a context, the first call caches its keys and values, and later calls
+                read them. After `borrow_keys`, a cache is required that already has the keys and values of x.
+            bias: numbers to add to the logits, of the shapes allowed for `mask`. If an entry is −inf, the query does
+                not attend to the key. A variant without logits, or that overrides `attend`, ignores finite entries.
         """
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
@@ -139,10 +133,7 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim).
-
-        If roles share a projection, the same tensor is returned for each of these roles.
-        """
+        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); one tensor for a shared projection."""
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
         source = x if context is None else context
@@ -158,10 +149,9 @@ class Attention(nn.Module):
         return self._project_heads("q", x)
 
     def borrow_keys(self) -> None:
-        """Remove the key and value projections, so that the layer uses the cached keys and values of a lower layer.
+        """Remove the key and value projections: the layer then uses the cached keys and values of a lower layer.
 
-        Raises:
-            UserError: the variant has no query projection, so its attention map would equal that of the lower layer.
+        Raises UserError without a query projection, because the attention map would equal that of the lower layer.
         """
         if self.projections[0] != "q":
             raise UserError(f"share_layers: {type(self).__name__} has no query projection: use qkv, q-kv or mla")
@@ -170,18 +160,14 @@ class Attention(nn.Module):
         self.borrows_keys = True
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply rotary position embeddings to query and key; return query, key and the unchanged value.
-
-        The first token has position `start`.
-        """
+        """Rotate query and key by rotary position embeddings from position `start` on; return query, key and value."""
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
     def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        The first token has position `start`. `x` are the layer's inputs, (B, N, dim), for variants that need them, such
-        as a gate on the heads.
+        The first token has position `start`. `x`, the layer's inputs (B, N, dim), is for variants that need it.
         """
         return self.output(values.transpose(1, 2).flatten(2))
 
@@ -191,8 +177,7 @@ class Attention(nn.Module):
         """Return the sums of the values weighted by the attention map, (B, heads, N, head_dim).
 
         Keys and values are (B, kv_heads, M, head_dim). If the score is a dot product and the class overrides neither
-        `logits` nor `attention_weights`, `dot_product_attention` computes the result. Otherwise, keys are repeated for
-        the query heads of each group, and the attention map is computed.
+        `logits` nor `attention_weights`, `dot_product_attention` computes the result without the attention map.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -242,8 +227,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the attention maps of `forward` without dropout, (B, heads, N, M), and do not change the cache.
 
-        Raises:
-            UserError: the variant overrides `attend` but not `attention_weights`.
+        Raises UserError if the variant overrides `attend` but not `attention_weights`.
         """
         if not self.has_map:
             remedy = "override attention_weights to return the map, as docs/guides/attention.md shows"
@@ -278,10 +262,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), and key and value, (B, kv_heads, M, head_dim).
-
-        Key and value contain the tokens of the cache, if there is one, before the new tokens.
-        """
+        """Return query, (B, heads, N, head_dim), and key and value, cached ones first, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")

@@ -25,8 +25,7 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values, (B, kv_heads, N, D); return all cached keys and values, (B, kv_heads, M, D).
 
-        A full cache accepts only one new token per call. If it accepted several, the last new token would push out old
-        tokens that the first new token attends to.
+        A full cache accepts one token per call: the first of several would attend to tokens that the last pushes out.
         """
         count = k.shape[2]
         stop = self.length + count

@@ -6,10 +6,8 @@ from torch import Tensor
 from kvt.attention.base import Attention
 from kvt.system import UserError
 
-FROM = ("qkv", "kv", "q-kv", "k")
-"""Names of the attentions to convert from. These have no weights except query, key, value and output projections."""
+FROM = ("qkv", "kv", "q-kv", "k")  # attentions with no weights except query, key, value and output projections
 TO = (*FROM, "kv+phase", "k+phase")
-"""Names of the attentions to convert to."""
 HOW = ("keep_k", "keep_v", "mean")
 
 
@@ -18,14 +16,12 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
     """Set each projection of `target` from the projections that have the same roles in `source`.
 
     A projection of `target` with several roles is set to the mean of the projections of `source` that have these roles.
-    With "keep_k", a projection that computes keys is set to the key projection of `source` instead. With "keep_v", a
-    projection that computes values is set to the value projection. If `target` has fewer key and value heads than
-    `source`, a head of `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA"). The conversion is exact
-    if all averaged projections are equal, for instance if `target` has as many heads and a projection for each role.
+    With "keep_k", a projection that computes keys is set to the key projection of `source` instead, and with "keep_v",
+    one that computes values to the value projection. If `target` has fewer key and value heads than `source`, a head of
+    `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA").
 
-    Raises:
-        UserError: with "keep_k", the keys of `target` share no projection with another role, or with "keep_v" the
-            values share none, and source and target differ in the roles of their projections.
+    Raises UserError if source and target differ in the roles of their projections, and the role that `how` keeps shares
+    no projection of `target`.
     """
     keep = how.removeprefix("keep_")  # "k", "v" or "mean"
     shared = {
@@ -43,6 +39,6 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
-    """Return the weight split by heads, (heads, head_dim, …); a key or value head is repeated for its query heads."""
+    """Return the weight by heads, (heads, head_dim, …); a key or value head is repeated for its query heads."""
     rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
     return rows.repeat_interleave(layer.heads // len(rows), 0)

@@ -54,11 +54,8 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
-        An attention with fewer projections takes only the weights of the projections that it has. For example, "kv"
-        takes the key and value projections, and drops the query projection.
-
-        Raises:
-            UserError: the torch layer or the attention has other projections than query, key and value of full width.
+        An attention with fewer projections takes only the weights of its projections: "kv" drops the query projection.
+        Raises UserError unless the torch layer and the attention have projections of full width.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -92,10 +89,8 @@ class MultiheadAttention(nn.Module):
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
         The numbers of any other mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored and
-        may be None. For a query that may attend to no key, the output is zero, not NaN.
-
-        Raises:
-            UserError: an input or a mask has another shape, or `value` is another tensor than `key`.
+        may be None. For a query that may attend to no key, the output is zero, not NaN. Raises UserError for other
+        inputs.
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:
             raise UserError("kvt.MultiheadAttention takes batches of three dimensions, and one tensor as key and value")

@@ -12,11 +12,9 @@ from kvt.attention.variants import QKV
 from kvt.system import UserError, argument_defaults, argument_names, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
-AttentionSettings = dict[str, Scalar | list[Scalar]]
-"""Keyword arguments of an attention class. Values are plain, so that the command-line parser instantiates no class."""
+AttentionSettings = dict[str, Scalar | list[Scalar]]  # plain, so that the command-line parser instantiates no class
 FIXED = {"heads", "max_len"}  # arguments that the model sets
-FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())
-"""The formulas of all registered classes, for `--help`."""
+FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())  # for `--help`
 
 
 def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
@@ -31,8 +29,7 @@ def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = Non
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        dim: model width.
-        heads: number of heads; must divide `dim`.
+        dim: model width, a multiple of `heads`, the number of heads.
         max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
         settings: further arguments of the attention class, such as kv_heads=1 or score="cosine".
     """
@@ -44,10 +41,8 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: arguments from the user. Every key must name an argument of the class, and every value must have
-            the type of the argument.
-        setting: arguments from the model, such as heads, bias and max_len. The factory ignores a setting that is None
-            or that is not an argument of the class.
+        attn_kwargs: arguments of the class from the user, of the types of its arguments.
+        setting: arguments from the model, such as heads; the factory ignores None, and what the class does not take.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:

@@ -48,46 +48,32 @@ def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
 
 
 def asymmetry(scores: Tensor) -> Tensor:
-    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, for matrices A: (…, N, N) → (…).
-
-    The result is 0 if A is symmetric or zero. It is 2, the maximum, if A is skew-symmetric.
-    """
+    """Return ‖A − Aᵀ‖ / ‖A‖ in the Frobenius norm, from 0 if A is symmetric to 2 if skew-symmetric: (…, N, N) → (…)."""
     norm = torch.linalg.matrix_norm(scores)
     return torch.linalg.matrix_norm(scores - scores.mT) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
 
 def row_entropy(weights: Tensor) -> Tensor:
-    """Return the mean over rows i of the entropy −Σ_j A_ij ln A_ij, in nats, for maps A: (…, N, M) → (…).
-
-    The result is 0 if every query attends to a single key, and ln M if every query attends to all keys equally.
-    """
+    """Return the mean over rows i of the entropy −Σ_j A_ij ln A_ij, from 0 to ln M nats: maps A, (…, N, M) → (…)."""
     return torch.special.entr(weights).sum(-1).mean(-1)
 
 
 def eigenvalues(weights: Tensor) -> Tensor:
     """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    One eigenvalue is 1, and no eigenvalue has a greater absolute value. If the scores of a head are symmetric, its map
-    has real eigenvalues; see docs/symmetry.md.
+    One eigenvalue is 1, the greatest absolute value. Symmetric scores give real eigenvalues; see docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 
 
 def looked_at(scores: Tensor) -> Tensor:
-    """Return the column of the largest off-diagonal entry of each row: (…, N, N) → int64 (…, N).
-
-    If `scores` is an attention map or its logits, column j in row i means that token i attends most to token j, apart
-    from itself. N must be at least 2.
-    """
+    """Return the column of the largest off-diagonal entry of each row: (…, N, N) → int64 (…, N), for N ≥ 2."""
     diagonal = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
     return scores.masked_fill(diagonal, float("-inf")).argmax(-1)
 
 
 def cycle_lengths(successor: Tensor) -> list[int]:
-    """Return the lengths of the cycles of the map i → successor[i], in ascending order; `successor` is int64 (N).
-
-    Repeated application of the map, from any index, ends in a cycle. Every index lies on a cycle if and only if the
-    map is a permutation.
+    """Return the lengths of the cycles of the map i → successor[i], int64 (N), in ascending order.
 
     >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
     [2, 3]
@@ -109,9 +95,8 @@ def symmetric_share(layer: Attention) -> Tensor:
     """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head, (heads), where M = W_Q W_Kᵀ defines the scores s_ij = x_iᵀ M x_j.
 
     The result is 1 if M is symmetric, as in `KV`; 0 if M is skew-symmetric; and about ½ if W_Q and W_K are independent
-    random weights. `KVPhase` has M = W_K R(φ) W_Kᵀ. M omits biases, positions and the weights of a "bilinear" score.
-    The result is NaN if queries or keys are not a linear function of the token, for instance because of a norm, or if
-    another layer computes the keys.
+    random weights. M omits biases, positions and the weights of a "bilinear" score. The result is NaN if queries or
+    keys are not a linear function of the token, for instance because of a norm, or if another layer computes the keys.
     """
     weight = next(layer.projection.parameters())
     none = torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)

@@ -16,21 +16,16 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}
-"""The largest number of tokens for which the fused kernel of a CPU is slower, for each value of `fast_products`."""
-ONE_QUERY = 4096
-"""The largest total size of the attention maps, in entries, for which a CPU's fused kernel is faster with one query."""
-
-
+SMALL_MAP = {False: 96, True: 256}  # by `fast_products`: most tokens for which the fused kernel of a CPU is slower
+ONE_QUERY = 4096  # most entries of all attention maps for which a CPU's fused kernel is faster with one query
 _explicit = False
 
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager that computes attention maps explicitly, without fused kernels, for counting operations.
+    """Context manager that computes attention maps without fused kernels, for counting operations of the formula.
 
-    Fused kernels compute more products than the formula of attention has, for example with padded channels. Attention
-    with a bias of shape (N, M) still calls a fused kernel.
+    Attention with a bias of shape (N, M) still calls a fused kernel.
     """
     global _explicit
     before, _explicit = _explicit, True
@@ -43,9 +38,8 @@ def explicit_maps() -> Iterator[None]:
 class Dropout(nn.Dropout):
     """Dropout that returns x · mask / (1 − p) in training, where a mask entry is 0 with probability p, otherwise 1.
 
-    In evaluation, the output is x. On a CPU, each random number of 64 bits gives four mask entries: an entry is 0 or 1
-    by comparison of 16 random bits with p · 2¹⁶. The comparison is three times as fast as torch's dropout. It requires
-    that p is rounded to a multiple of 2⁻¹⁶ below 1, both in the mask and in the factor 1 / (1 − p).
+    On a CPU, each random number of 64 bits gives four mask entries, and p is rounded to a multiple of 2⁻¹⁶ below 1.
+    This is three times as fast as torch's dropout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,10 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return a boolean mask of the allowed pairs, broadcastable to (B, heads, N, M); None if all pairs are allowed.
-
-    The queries have the last `num_queries` of the `num_keys` positions.
-    """
+    """Return the mask of allowed pairs, which broadcasts to (B, heads, N, M), or None; queries are the last tokens."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
@@ -130,19 +121,13 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
 
 
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
-    """Return the allowed pairs, (…, N, M), without the pairs of a query and its own token.
-
-    A query that may attend to no other token still attends to its own token.
-    """
+    """Return allowed pairs, (…, N, M), without a query's own token, unless it may attend to no other token."""
     others = allowed & ~own
     return others | (allowed & ~others.any(-1, keepdim=True))
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits (B, heads, N, M); a row is zero if the query may attend to no key.
-
-    The numbers of a mask that is not boolean are added to the logits.
-    """
+    """Return the attention map of logits (B, heads, N, M); a row is zero if the query may attend to no key."""
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
@@ -170,14 +155,10 @@ def dot_product_attention(
 ) -> Tensor:
     """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest implementation.
 
-    Args:
-        q: queries, (B, heads, N, D).
-        k, v: keys and values, (B, kv_heads, M, D).
-        mask: boolean, or numbers that are added to the logits.
-        causal: whether a query attends only to its own token and to earlier tokens.
-        attend_self: False excludes the own token of each query, as in `without_self`.
-        gain: factor of the scores, broadcastable to (B, heads, 1, 1).
-        bias: added to the logits, broadcastable to (B, heads, N, M). Shape (…, 1, M) means one number for each key.
+    Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
+    the logits. With `causal`, a query attends only to its own token and to earlier tokens. attend_self=False excludes
+    the own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M);
+    its shape (…, 1, M) means one number for each key.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
@@ -229,8 +210,7 @@ def dot_product_attention(
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
     """Return causal attention in which every token but the first attends only to earlier tokens.
 
-    The first token attends to itself. For the other tokens, the function computes causal attention to all keys but the
-    last. This computation needs a mask only where ordinary causal attention needs a mask.
+    The other tokens attend causally to all keys but the last, which needs a mask only where causal attention does.
     """
     first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
     own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])

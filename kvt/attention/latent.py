@@ -17,20 +17,17 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
     """softmax(α Q (C U)ᵀ) C W: keys and values are linear functions of a cached latent vector with r numbers.
 
     c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11). All heads share the
-    latent vector c_j, but each head has its own U and W. The layer need not compute keys and values, because
-    q · U c = Uᵀq · c and Σ a_j W c_j = W Σ a_j c_j (end of §2.1.2). The layer therefore equals `QSharedKV` with one
-    head of r channels that acts as key and value.
+    latent vector c_j, but each head has its own U and W. Because q · U c = Uᵀq · c and Σ a_j W c_j = W Σ a_j c_j (end
+    of §2.1.2), the layer equals `QSharedKV` with one head of r channels that acts as key and value.
 
     Rotations do not commute with U. With `rope`, each query and the shared key therefore have d_R = rope · head_dim
-    additional channels, q' and k', which are rotated. k' is cached. The score is
-    (Uᵀq · c + R q' · R k') / √(head_dim + d_R) (decoupled rotary position embeddings, eq. 14 to 18). The low-rank query
-    (eq. 12 and 13) and the norm of the latent vector are not implemented.
+    additional channels, q' and k', which are rotated. k' is cached. The score is (Uᵀq · c + R q' · R k') / √(head_dim +
+    d_R) (decoupled rotary position embeddings, eq. 14 to 18). The low-rank query (eq. 12 and 13) and the norm of the
+    latent vector are not implemented.
 
     Args:
-        rank: r, the size of a latent vector. Default: twice the channels of a head, which makes the cache as large as
-            in multi-query attention.
-        kv_heads: number of latent vectors per token. Each latent vector serves a group of heads / kv_heads heads
-            (grouped latent attention, Zadouri et al. 2025).
+        rank: r, the size of a latent vector; default: twice head_dim, as large a cache as in multi-query attention.
+        kv_heads: number of latent vectors per token, each for a group of heads / kv_heads heads (Zadouri et al. 2025).
         score: scaled_dot, model_scaled_dot or dot.
         rope: d_R / head_dim, from 0 to 1.
     """
@@ -61,10 +58,7 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
     def query(self, x: Tensor) -> Tensor:
-        """Return queries [q', Uᵀq], (B, heads, N, d_R + r), which are multiplied by the cached keys [k', c].
-
-        q' and k' are the rotated channels, and c is the latent vector. The keys have shape (B, kv_heads, N, d_R + r).
-        """
+        """Return queries [q', Uᵀq], (B, heads, N, d_R + r), for the cached keys [k', c], (B, kv_heads, N, d_R + r)."""
         q = super().query(x)
         return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 

@@ -15,8 +15,8 @@ from kvt.system import UserError, require_positive, unknown
 class SinusoidalMap(nn.Module):
     """A fixed 2-D sinusoidal encoding P of the attention map, of which `forward` computes only the column part.
 
-    Every channel of P depends either only on the row or only on the column. A term that is constant along a row cancels
-    in the softmax. Therefore w · P_ij can be replaced by c_j = w_col · p_col(j), which is one number for each key.
+    Every channel of P depends only on the row or only on the column, and a term that is constant along a row cancels in
+    the softmax. Therefore c_j = w_col · p_col(j), one number for each key, can replace w · P_ij.
     """
 
     def __init__(self, max_len: int, channels: int) -> None:
@@ -58,15 +58,13 @@ class MapPosition(Attention):
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    The second line shows that the logit is the score times a learned gain Σw, plus a bias. With the fixed sinusoid, the
-    bias depends only on the key (see `SinusoidalMap`).
+    The logit is thus the score times a learned gain Σw, plus a bias, with the fixed sinusoid one number for each key.
 
     Args:
         max_len: length of the longest sequence.
         pos_dim: m, the number of channels of P; at least 3 with "sinusoid".
         pos: "sinusoid" for the fixed encoding of the paper, or "learned" for a table of max_len² · m weights.
-        per_head: whether each head has a linear map of its own, as in the character model of the paper. By default, all
-            heads share one linear map.
+        per_head: whether each head has a linear map of its own, as in the character model of the paper.
     """
 
     def __init__(
@@ -103,8 +101,7 @@ class MapPosition(Attention):
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Return the gain Σw, (maps, 1, 1), and the bias w · P + b; `maps` is 1 or the number of heads.
 
-        With a learned table, the bias has shape (maps, N, M). With the sinusoid, the bias omits the row part, which
-        cancels in the softmax, and has shape (maps, 1, M).
+        The bias is (maps, N, M) with a learned table, (maps, 1, M) with the sinusoid, whose row part cancels.
         """
         if num_keys > self.max_len:
             raise UserError(f"a sequence of {num_keys} tokens is longer than max_len={self.max_len}")

@@ -18,8 +18,7 @@ class Phase(Attention):
     s_ij = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j
 
     R rotates each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term is
-    symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. With φ = 0 the scores
-    equal those of `KV`. With a fixed angle, parameters and cache have the same size as in `KV`. See docs/symmetry.md.
+    symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. See docs/symmetry.md.
 
     Args:
         phase: the angle φ in radians; or a list of angles, which is repeated until each head has an angle; or "learned"

@@ -23,8 +23,8 @@ def sinusoid(length: int, dim: int) -> Tensor:
 def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
     """Return a 2-D sinusoidal encoding of an attention map as two tensors: rows, (length, r), and columns, (length, c).
 
-    The encoding of cell (i, j) is rows[i] followed by columns[j], with r + c = channels. No channel depends on both i
-    and j, as in `PositionalEncoding2D` of the package positional-encodings. `columns` equals rows[:, :c].
+    The encoding of cell (i, j) is rows[i] followed by columns[j], with r + c = channels, as in `PositionalEncoding2D`
+    of the package positional-encodings.
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class DotScore(nn.Module):
     """s_ij = scale · f(q_i) · g(k_j): a dot product of features. In this class, f(x) = g(x) = x, and scale is 1.
 
-    Attention with such a score can be computed by fast kernels. `forward` maps queries (B, H, N, D) and keys
-    (B, H, M, D) to scores (B, H, N, M). `features` also accepts keys of groups of heads, (B, kv_heads, M, D).
+    `forward` maps queries (B, H, N, D) and keys (B, H, M, D) to scores (B, H, N, M). `features` also accepts keys of
+    groups of heads, (B, kv_heads, M, D), for fast kernels.
     """
 
     scale = 1.0
@@ -65,7 +65,7 @@ class Bilinear(DotScore):
 class Additive(nn.Module):
     """s_ij = a · tanh(U q_i + W k_j); each head learns a, (D), U and W, (D, D) (Bahdanau et al. 2015, A.1.2).
 
-    The score is not a dot product of features. `forward` needs memory in proportion to N · M · D.
+    `forward` needs memory in proportion to N · M · D.
     """
 
     def __init__(self, heads: int, head_dim: int) -> None:

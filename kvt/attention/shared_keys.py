@@ -13,10 +13,7 @@ EPS = 1e-6  # epsilon of the RMS norms of both models
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMS norm over the channels of a head.
-
-    The weight is converted to the dtype of x, so that the fused kernel of torch runs under autocast.
-    """
+    """RMS norm over the channels of a head, whose weight has the dtype of x for torch's fused kernel under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(x.dtype)
@@ -27,8 +24,7 @@ class NormedSharedKV(QSharedKV):
     """`QSharedKV` with RMS norms over the channels of a head and rotary position embeddings, for self-attention only.
 
     Args:
-        rope: fraction of a head's channels to rotate. Default: the fraction in Gemma 4 or DeepSeek-V4, rounded up to a
-            whole number of pairs of channels.
+        rope: fraction of a head's channels to rotate, in whole pairs; default: as in Gemma 4 or DeepSeek-V4.
     """
 
     share: ClassVar[float]
@@ -57,9 +53,9 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
     """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: key and value share a projection, as in the global layers of Gemma 4.
 
     k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
-    queries and keys, a quarter of the channels is rotated. Because of the norms, key and value differ, and both are
-    cached. Sharing the projection therefore saves weights, but no cache. (Hugging Face transformers, models/gemma4,
-    `attention_k_eq_v`. Gemma 4 has α = 1, which is score="dot" in kvt, and fewer key and value heads than query heads.)
+    queries and keys, a quarter of the channels is rotated. Both keys and values are cached: sharing the projection
+    saves weights, but no cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4 has score="dot",
+    α = 1, and fewer key and value heads than query heads.)
 
     Args:
         rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of
@@ -80,11 +76,10 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (DeepSeek)", colour="#DDCC77"):
     """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is both key and value, as in DeepSeek-V4.
 
-    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels of q̂ and of k̂ is rotated.
-    R_iᵀ rotates the output of query i back, so that the output depends on the distance j − i through R_(j−i) k̂_j. All
-    heads share one key, which is cached once. (Hugging Face transformers, models/deepseek_v4, which rotates 64 of 512
-    channels. kvt does not implement the low-rank query and output, attention sinks, and the compressed tokens beyond a
-    window of 128 tokens.)
+    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels of q̂ and of k̂ is rotated. R_iᵀ
+    rotates the output of query i back, so that the output depends on the distance j − i through R_(j−i) k̂_j. All heads
+    share one cached key. (Hugging Face transformers, models/deepseek_v4, without its low-rank query and output,
+    attention sinks, and compressed tokens beyond a window of 128 tokens.)
     """
 
     share = 1 / 8

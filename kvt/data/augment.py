@@ -22,11 +22,10 @@ def random_resized_crop_flip(
 
 
 def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, device: torch.device) -> Tensor:
-    """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4).
+    """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4), as `RandomResizedCrop.get_params` does.
 
-    Boxes have the distribution of torchvision's `RandomResizedCrop.get_params`. The area of the box divided by the area
-    of the image is uniform in `scale`, and width / height is log-uniform in `ratio`. Ten sizes are drawn for each box.
-    The first size that fits into the image gets a uniform position. If none of the ten sizes fits, the box is the
+    The area of a box divided by the area of the image is uniform in `scale`, and width / height is log-uniform in
+    `ratio`. The first of ten sizes that fits into the image gets a uniform position. If none fits, the box is the
     largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
@@ -49,16 +48,11 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
 def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
-    The result is Rᵢ · imageᵢ · Cᵢᵀ, where Rᵢ, (H, H), and Cᵢ, (W, W), hold the weights of PIL's antialiased bilinear
-    filter. It equals `PIL.Image.crop(...).resize(..., BILINEAR)`, except that PIL rounds to integer grey levels.
+    The result is Rᵢ · imageᵢ · Cᵢᵀ, float32 (B, C, H, W), where Rᵢ, (H, H), and Cᵢ, (W, W), hold the weights of PIL's
+    antialiased bilinear filter. PIL's `crop(...).resize(..., BILINEAR)` gives equal numbers, rounded to integers.
 
-    Args:
-        images: (B, C, H, W), uint8 or float.
-        boxes: (top, left, height, width) of each box in whole pixels, (B, 4); a box must lie inside the image.
-        flip: whether to mirror each image, bool (B,).
-
-    Returns:
-        The images, float32 (B, C, H, W).
+    `images` are (B, C, H, W), uint8 or float. `boxes`, (B, 4), are (top, left, height, width) in whole pixels, inside
+    the image. `flip` is bool (B,).
     """
     channels, height, width = images.shape[1:]
     top, left, h, w = boxes.unbind(1)
@@ -73,9 +67,8 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
 
-    The weights of an output pixel form a triangle around the centre of this pixel, restricted to pixels of the crop. If
-    the crop is larger than `size`, the triangle is wider. `start` and `length` have shape (B,). `out` contains the
-    indices of output pixels, (size) or (B, size).
+    The weights of an output pixel form a triangle around its centre, which is wider if the crop is larger than `size`.
+    `start` and `length` have shape (B,). `out` contains the indices of output pixels, (size) or (B, size).
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size

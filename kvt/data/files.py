@@ -34,21 +34,13 @@ def require_file(path: str | Path, remedy: str) -> None:
 
 
 def state_of(path: str | Path) -> str:
-    """Return size, modification time and inode change time of a file. The text changes whenever the file changes.
-
-    The modification time is not enough: cp -p and rsync copy it from another file. No program can set the inode change
-    time.
-    """
+    """Return size, modification time and inode change time of a file; no program can set the inode change time."""
     state = os.stat(path)
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Call `work()` unless `is_done()`; if several processes call `once`, one process works and the others wait.
-
-    The processes may belong to different users, and share a lock file in the data folder. If `is_done()` is true, the
-    function does not use the lock file, so that the folder may be read-only. Calls of `once` may be nested.
-    """
+    """Call `work()` unless `is_done()`; of several processes, one works and the others wait. Calls may be nested."""
     if is_done():
         return
     folder = data_dir / ".cache"
@@ -65,8 +57,7 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
     """Return the path `data_dir/name`, after downloading the file unless it exists. A .gz file is unpacked.
 
-    The file is stored only if its SHA-256 is `remote.sha256`. The SHA-256 of an existing file is not checked, because
-    users may replace the file by a file of their own.
+    A downloaded file must have the SHA-256 `remote.sha256`. An existing file may be the user's own file.
     """
     path, packed = data_dir / name, remote.url.endswith(".gz")
 
@@ -84,7 +75,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 @contextmanager
 def available(name: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns an error of a download into a UserError with the name of the data and the remedy."""
+    """Context manager that turns any other error into a UserError with the name of the data and the remedy."""
     try:
         yield
     except UserError:

@@ -37,8 +37,7 @@ def base_name(named: str) -> str:
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
     """Return the rows of each split ("train", "val", "test"), and the only column of each kind.
 
-    A kind is the name of the type of a feature, or "string". Raises UserError if there are other columns, or if a
-    `needed` split is missing.
+    A kind is the type of a feature, or "string". Raises UserError for other columns, or without a `needed` split.
     """
     import datasets  # an optional dependency
 

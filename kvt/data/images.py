@@ -23,15 +23,12 @@ from kvt.data.hub import base_name, is_hub, list_images
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
 from kvt.system import UserError, require_positive, unknown
 
+# PIL detects formats by content, and would start Ghostscript for PostScript files
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-"""The only formats that kvt reads. PIL detects formats by content, and would start Ghostscript for PostScript files."""
 
 
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """Return the classes, and for each split the paths and labels of its images, as torchvision's ImageFolder does.
-
-    Images are in `root/train/<class>/`, and in `root/test/<class>/` or `root/val/<class>/` or both.
-    """
+    """Return the classes, and each split's paths and labels of images, from `root/train/<class>/` and test/ or val/."""
     found = {}
     try:
         classes, numbers = find_classes(root / "train")
@@ -69,9 +66,8 @@ class DecodedImages:
     """Images from a folder (see `list_folder`) or a Hugging Face data set (see `list_images`), decoded once.
 
     The images are grey if all files are grey, otherwise RGB. With `image_size`, the shorter side is resized to
-    `image_size` pixels, and the centre is cropped to a square. Without `image_size`, all images must have equal sizes.
-    The tensors are cached in `data_dir/.cache`. The name of the cache file contains a hash of the paths, sizes and
-    times of all image files.
+    `image_size` pixels, and the centre is cropped to a square. The tensors are cached in `data_dir/.cache`, in a file
+    that is named after the paths, sizes and times of all image files.
     """
 
     def __init__(self, root: Path, name: str, data_dir: Path, image_size: int | None = None) -> None:
@@ -151,8 +147,7 @@ class ImageSet:
         classes: names of the classes.
         read: function of data_dir, "train" or "test", and whether to download missing files, that returns images,
             uint8 (N, C, H, W), and labels, int64 (N,).
-        mean: mean of the pixels, from 0 to 1, for normalisation: one number, or one number for each channel.
-        std: standard deviation of the pixels, for normalisation: one number, or one number for each channel.
+        mean, std: mean and standard deviation of the pixels, from 0 to 1: one number, or one number for each channel.
     """
 
     shape: tuple[int, int, int]
@@ -173,9 +168,9 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tupl
     return read
 
 
-DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}  # mean and std of MNIST
+# mean and std are those of MNIST and of CIFAR-10
+DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-"""Mean and std of CIFAR-10."""
 OBJECTS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SETS: dict[str, ImageSet] = {
     "mnist": ImageSet(**DIGITS, classes=[*map(str, range(10))], read=torchvision(datasets.MNIST)),
@@ -213,12 +208,7 @@ class KnownImages:
 
 
 ImageSource = DecodedImages | KnownImages
-"""A source of images.
-
-A source has the attributes `name`, `classes`, `shape` and `splits`, and the method `files`. The attribute `key` names
-caches of tensors that are computed from the images. `content` is a hash of the images, independent of their location,
-or the name of a known set.
-"""
+"""A source of images. Its `key` names caches of what is computed from the images; `content` is a hash of them."""
 
 
 def open_images(

@@ -16,11 +16,7 @@ GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensor
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that a training step uses; the random numbers are those after `torch.manual_seed`.
-
-    `torch.manual_seed` takes 180 µs, because it records a call stack for every kind of device that is absent. This
-    function takes 2 µs.
-    """
+    """Seed the generators that a training step uses, as `torch.manual_seed` does, but in 2 µs instead of 180 µs."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -31,16 +27,15 @@ def seed_generators(seed: int) -> None:
 class Batches:
     """Data loader of tensors with equal numbers of rows; after an interruption, it continues with the next batch.
 
-    With `shuffle`, the loader yields the rows of epoch e in the `random_order` of (seed, e). With `reseed`, the loader
-    seeds torch's generators with (seed, e, batch, rank) before each batch, so that augmentation and dropout do not
-    depend on earlier batches.
+    With `shuffle`, the loader yields the rows of epoch e in the `random_order` of (seed, e). With `reseed`, it seeds
+    torch's generators with (seed, e, batch, rank) before each batch, so that dropout does not depend on earlier
+    batches.
 
     Process r of w processes takes the batches r, r + w, …. All processes take equal numbers of batches. With `shuffle`,
     the b-th batches of all processes together equal batch b of a single process with w times the batch size. Without
     `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
 
-    If all tensors take at most `GPU_SHARE` of a GPU's free memory, the loader moves them to the GPU before the first
-    batch. The values of the batches do not depend on the device.
+    Tensors that take at most `GPU_SHARE` of a GPU's free memory are moved to the GPU before the first batch.
 
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.
@@ -50,8 +45,7 @@ class Batches:
         drop_last: whether to drop the last batch if it has fewer than `batch_size` rows.
         reseed: whether to seed torch's generators before each batch; default: `shuffle`.
         seed: seed of the order of the rows and of torch's generators.
-        rank: index of this process.
-        world_size: number of processes.
+        rank, world_size: index of this process, and number of processes.
         device: device on which the batches will be used.
     """
 
@@ -145,13 +139,10 @@ class Batches:
 class SentenceBatches(Batches):
     """Data loader that trims padded sentences to the longest sentence of a batch, and adds row numbers to the batch.
 
-    With `shuffle`, a batch has sentences of similar length. In each epoch, the rows are shuffled and cut into pools of
-    a hundred batches. Each pool is sorted by length and cut into batches, which are shuffled within the pool. Which
-    rows are in one batch therefore depends on `batch_size`. Unlike in `Batches`, the batches of w processes together
-    do not equal a batch of a single process with w times the batch size.
-
-    `sentences` are int64 (rows, longest), padded with `pad`. Sentences in two languages are sorted by their lengths in
-    the first language; sentences of equal length are sorted by their lengths in the second language.
+    `sentences` are int64 (rows, longest), padded with `pad`, in one or two languages. With `shuffle`, a batch has
+    sentences of similar length: in each epoch, the rows are shuffled and cut into pools of a hundred batches. Each pool
+    is sorted by the lengths in the first language, then in the second, and cut into batches, which are shuffled within
+    the pool. The batches of w processes together do not equal a batch of a single process.
     """
 
     ragged = rows_on_host = True
@@ -170,23 +161,15 @@ class SentenceBatches(Batches):
             return [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
 
         lengths = self.lengths.tolist()
-        batches = pool(
-            shuffled(list(range(self.rows))),
-            self.batch_size,
-            key=lengths.__getitem__,
-            random_shuffler=shuffled,
-            shuffle=True,
-            sort_within_batch=True,
-        )
+        how = {"key": lengths.__getitem__, "random_shuffler": shuffled, "shuffle": True, "sort_within_batch": True}
+        batches = pool(shuffled(list(range(self.rows))), self.batch_size, **how)
         return [torch.tensor(rows) for rows in batches].__getitem__
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         longest = self.lengths[rows].amax(0).tolist()
         on_device = rows.to(self.tensors[0].device, non_blocking=True)
-        trimmed = [
-            tensor[:, :length].index_select(0, on_device) for tensor, length in zip(self.tensors, longest, strict=True)
-        ]
-        return (*trimmed, on_device)
+        pairs = zip(self.tensors, longest, strict=True)
+        return (*(tensor[:, :length].index_select(0, on_device) for tensor, length in pairs), on_device)
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
@@ -199,10 +182,7 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy the storage of a view to a device, and return a view of the copy; overlapping rows are not duplicated.
-
-    If the storage is already on the device, the function copies nothing.
-    """
+    """Copy the storage of a view to a device, unless it is there; return a view of the copy, whose rows may overlap."""
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

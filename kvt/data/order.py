@@ -5,8 +5,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-LARGE = 10**7
-"""The largest number of rows for which `random_order` keeps all row numbers in memory, with 8 bytes per row."""
+LARGE = 10**7  # largest number of rows for which `random_order` keeps all row numbers in memory, 8 bytes per row
 
 
 def derive_seed(*numbers: int) -> int:

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 
-UNPUBLISHED = "not_published"
-"""The key under which the notes of a result have the phrase that `other_counts` returns."""
+UNPUBLISHED = "not_published"  # key of the phrase that `other_counts` returns, in the notes of a result
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
-COUNTS: Mapping[str, Mapping[str, int]] = {
+COUNTS: Mapping[str, Mapping[str, int]] = {  # examples of each split; characters of a text
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},
     "multi30k": {"train": 29_000, "val": 1_014, "test": 1_000},
     "tinyshakespeare": {"text": 1_115_394},
 }
-"""The number of examples in each split of a data set; for a text, its number of characters as "text"."""
 
 
 def other_counts(name: str, counts: Mapping[str, int]) -> str | None:

@@ -12,8 +12,7 @@ from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """A function that draws a given number of examples, and returns tensors, of which the first is the model's input."""
-Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]
-"""A function that replaces examples by new examples of equal kind."""
+Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # replaces examples by others of equal kind
 HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to each split except the first
 
 
@@ -29,20 +28,15 @@ def draw_apart(
 
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
     a different distribution. To avoid this bias, pass `redraw`. If the drawn splits have an example in common, a hash
-    of the input then assigns every possible example to one split, and `redraw` replaces each example that the hash
-    assigns to another split.
+    of the input then assigns every possible example to one split, and `redraw` replaces each example in a wrong split.
 
     Args:
         draw: function that draws the examples of a split.
         sizes: dict that maps the name of each split to its number of examples.
         seed: seed of all draws.
-        tries: number of times that examples are replaced before the function raises an error.
-        redraw: function that replaces examples by examples of equal kind, so that all splits have equal fractions of
-            each kind.
+        tries: number of times that examples are replaced before the function raises ValueError.
+        redraw: function that replaces examples by examples of equal kind, of which all splits have equal fractions.
         by_hash: whether a hash assigns examples to splits even if the drawn splits have no example in common.
-
-    Raises:
-        ValueError: after `tries` replacements, a split still has examples that belong to another split.
     """
     names = [*sizes]
     generators = [torch.Generator().manual_seed(derive_seed(seed, stream)) for stream in range(len(names))]

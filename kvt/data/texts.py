@@ -12,8 +12,7 @@ from pathlib import Path
 from kvt.data.files import require_file, state_of
 from kvt.system import UserError
 
-LIBRARY = Path(sysconfig.get_path("stdlib"))
-"""The folder of Python's standard library (PSF licence), which every user of Python has as an example of text."""
+LIBRARY = Path(sysconfig.get_path("stdlib"))  # Python's standard library (PSF licence), which every user has
 PACKAGES = ("site-packages", "__pycache__")  # subfolders of LIBRARY that are not part of the standard library
 
 
@@ -50,14 +49,13 @@ def nfc(text: str) -> str:
 
 
 class Corpus:
-    """The documents of a UTF-8 file, or of the UTF-8 files in a folder.
+    """The documents of a UTF-8 file, or of the UTF-8 files in a folder and its subfolders.
 
-    The files of a folder have a random order that depends only on the names of the files. Validation uses the last part
-    of the corpus, which is therefore a random selection of files. A folder's files that are not UTF-8 are left out.
+    The files of a folder have a random order that depends only on the names of the files, so that the last part, for
+    validation, is a random selection. Files that are not UTF-8, and names that begin with a dot, are left out.
 
     Args:
-        root: path of a UTF-8 file, or of a folder. Files in subfolders are included. Names that begin with a dot are
-            left out.
+        root: path of a UTF-8 file, or of a folder.
         pattern: pattern of the names of files in the folder, such as "*.txt".
         separator: string between the documents of a file; None means that every file is one document.
     """

@@ -13,8 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +26,16 @@ from tqdm import tqdm
 from kvt.data.files import once, require_file
 from kvt.data.hub import HubCorpus
 from kvt.data.texts import Corpus, decode_text, fingerprint, nfc
-from kvt.system import UserError, atomically, read_json, sha256_of, write_atomically
+from kvt.system import UserError, atomically, sha256_of, write_atomically
 
-IGNORE = -100
-"""The target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy."""
-UNK = "<unk>"
-"""The symbol that replaces unknown symbols if the vocabulary contains it."""
-END = "<|endoftext|>"
-"""The text of the end token, which follows each document that is encoded as bytes or byte pairs."""
+IGNORE = -100  # target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy
+UNK = "<unk>"  # replaces unknown symbols if the vocabulary contains it
+END = "<|endoftext|>"  # text of the end token, which follows each document that is encoded as bytes or byte pairs
 PART = 2**16  # characters of a text that one CPU core encodes at a time
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Pattern of positions where the pre-tokenizers of GPT-2 and its successors always split a text.
-
-The positions are before a space between two letters, and after a line end that is not next to white space.
-"""
+"""Where GPT-2's pre-tokenizer always splits: before a space between letters, after a line end without white space."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
@@ -53,9 +48,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """Mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
-
-    Symbols are compared in Unicode's form NFC.
+    """Mapping between symbols, compared in Unicode's form NFC, and ids, their positions in the list `vocab`.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -98,10 +91,8 @@ class Vocabulary:
 class Bytes:
     """A tokenizer for text in UTF-8, with one token for each of the 256 bytes, and the end token `END`.
 
-    Attributes:
-        pieces: list with the bytes of each token; the end token has no bytes.
-        end: the id of the end token.
-        definition: string from which `tokens_of` makes an equal tokenizer.
+    `pieces` has the bytes of each token, and no bytes for the end token, whose id is `end`. From `definition`,
+    `tokens_of` makes an equal tokenizer.
     """
 
     definition = "bytes"
@@ -146,38 +137,26 @@ class BytePairs(Bytes):
     """A byte-level BPE tokenizer of the library `tokenizers`; `definition` is the content of a tokenizer.json.
 
     Truncation, padding and dropout in the definition are ignored. If a text contains the name of a special token, the
-    name is encoded as ordinary text, so that the end token occurs only at the end of documents. The end token is `END`
-    if the tokenizer has this token. Otherwise the end token is the "eos_token" of the definition, or the argument
-    `end`, which is then added to the definition as "eos_token". If there is no such name, `END` is added as a token.
+    name is encoded as ordinary text, so that the end token `END` occurs only at the end of documents.
     """
 
-    def __init__(self, definition: str, name: str = "tokenizer", end: str | None = None) -> None:
+    def __init__(self, definition: str, name: str = "tokenizer") -> None:
         from tokenizers import Tokenizer  # an optional dependency
 
         try:
-            content = json.loads(definition)
-            kind, named = content["model"]["type"], content.pop("eos_token", None)  # only kvt adds the key "eos_token"
-            self.tokenizer = Tokenizer.from_str(json.dumps(content) if named else definition)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in the Rust code of `tokenizers` is not an Exception
+            self.tokenizer, kind = Tokenizer.from_str(definition), json.loads(definition)["model"]["type"]
+        except Exception as error:  # `tokenizers` raises no type of its own
             raise UserError(f"--tokenizer {name} is not a tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
             raise UserError(f"--tokenizer {name}: expected a byte-level BPE, as in GPT-2")
-        if self.tokenizer.token_to_id(END) is not None:
-            end = END
-        elif end := named or end:
-            definition = json.dumps({**content, "eos_token": end})
-        else:
-            end = END
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([end])  # in the file, the token may be missing or ordinary
+        self.tokenizer.add_special_tokens([END])  # in the file, the token may be missing or ordinary
         self.tokenizer.encode_special_tokens = True  # encode names of special tokens as ordinary text
         ids = self.tokenizer.get_vocab()
-        self.definition, self.end, self.name = definition, ids[end], name
+        self.definition, self.end, self.name = definition, ids[END], name
         self.pieces = [b""] * (max(ids.values()) + 1)
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
@@ -188,21 +167,15 @@ class BytePairs(Bytes):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_parts(self, text: str) -> Iterator[Sequence[int] | np.ndarray]:
-        """Yield the ids of a text in parts, which all CPU cores encode; the parts do not affect the ids (see `CUT`).
-
-        Raises UserError if the decoded ids differ from the text, for instance because the tokenizer converts text to
-        lower case.
-        """
+        """Yield the ids of a text in parts, encoded by all CPU cores; raise UserError if they decode to other text."""
         parts = _parts(text)
         while several := [*islice(parts, 64)]:
             encoded = self.tokenizer.encode_batch_fast(several, add_special_tokens=False)
-            for part, ids in zip(several, (found.ids for found in encoded), strict=True):
-                if part != (back := self.text(ids)):
-                    place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(part, back, strict=False)))
-                    there, here = (repr(string[max(place - 20, 0) : place + 20]) for string in (part, back))
+            for part, found in zip(several, encoded, strict=True):
+                if part != self.text(found.ids):
                     remedy = "remove normalizer and add_prefix_space from the file, or choose bpe"
-                    raise UserError(f"--tokenizer {self.name} does not keep the text, {there} becomes {here}: {remedy}")
-                yield ids
+                    raise UserError(f"--tokenizer {self.name} does not keep the text: {remedy}")
+                yield found.ids
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
@@ -211,15 +184,9 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read the tokenizer.json of a byte-level BPE tokenizer; raise UserError if the file has other content.
-
-    If the tokenizer does not have the token `END`, the end token is the eos_token in tokenizer_config.json, a file in
-    the folder of tokenizer.json.
-    """
+    """Read the tokenizer.json of a byte-level BPE tokenizer; raise UserError if the file has other content."""
     require_file(path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's")
-    end = (read_json(path.with_name("tokenizer_config.json")) or {}).get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path), end)
+    return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 
 
 def first_of(texts: Iterable[str]) -> Iterator[str]:
@@ -234,8 +201,7 @@ def first_of(texts: Iterable[str]) -> Iterator[str]:
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     """Train a byte-level BPE tokenizer on texts; return the content of its tokenizer.json.
 
-    The tokenizer has at most `vocab_size` tokens, including `END`. Raises UserError unless `vocab_size` exceeds the
-    number of bytes, 256, plus 1 for `END`.
+    The tokenizer has at most `vocab_size` tokens, including 256 bytes and `END`. Raises UserError for at most 257.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
@@ -244,10 +210,8 @@ def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(_alphabet().values())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-    )
+    settings: Any = {"initial_alphabet": sorted(_alphabet().values()), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END], **settings)
     tokenizer.train_from_iterator(texts, trainer)
     return str(tokenizer.to_str())
 
@@ -263,20 +227,14 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return a dict that maps each byte to the character that represents the byte in GPT-2's vocabulary.
-
-    The character is the Latin-1 character of the byte if it is printable, otherwise a character from U+0100 on.
-    """
+    """Return the character of each byte in GPT-2's vocabulary: in Latin-1 if printable, else from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 class TokenFile:
-    """A memory-mapped file of the tokens of a corpus, in a folder below `data_dir`. An end token follows each document.
-
-    The file is written once, document by document.
-    """
+    """A memory-mapped file of the tokens of a corpus, below `data_dir`. An end token follows each document."""
 
     def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
@@ -288,21 +246,16 @@ class TokenFile:
     def load(self) -> Tensor:
         """Return the tokens, int16 or int32 (T,), after writing the file unless it exists.
 
-        Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and
-        `cut`, the position where a validation split given by the corpus begins, or None if there is none. Raises
-        UserError if the file is damaged.
+        Sets `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and `cut`, the position
+        where a validation split given by the corpus begins, or None.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
         self.content, self.not_utf8, self.cut = about["content"], about["not_utf8"], about["cut"]
-        if not self.path.is_file() or self.path.stat().st_size != about["tokens"] * self.dtype.itemsize:
-            raise UserError(f"{self.path} is damaged: remove {self.folder}, and kvt makes it again")
         return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # writable, for torch
 
     def _make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("*.tmp"):  # left by a killed process
-            leftover.unlink()
         ends = []  # number of tokens up to the end of each split of the corpus
         with atomically(self.path) as part, part.open("wb") as file:
             for documents in self.corpus.splits().values():

@@ -11,12 +11,11 @@ from kvt.attention.variants import QSharedKV
 class Routed(QSharedKV):
     """softmax(α Q R Kᵀ) K: `q-kv` with a matrix R for each head after the query (Gao and Xu 2026, "Keyless", eq. 2).
 
-    R has shape (heads, head_dim, head_dim). The layer represents the same functions as `q-kv`, because Q R is linear in
-    x. But the initial scores of the layer are smaller than those of `q-kv`.
+    R has shape (heads, head_dim, head_dim). The layer represents the functions of `q-kv`, because Q R is linear in x.
 
     Args:
-        std: R is initialised from N(0, std²). The default 0.02 is the value of Gao and Xu, whose model with four heads
-            fails. With std = 1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²), by default as Gao and Xu do, whose model with four heads fails. With
+            std = 1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

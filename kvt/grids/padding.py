@@ -33,8 +33,8 @@ def costs(grid: Grid, results: Results) -> Iterator[Section]:
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the relative excess of each attention's perplexities over the perplexities of the attention `first`.
 
-    The table has a row for each pair of finished runs with the same settings and seed. Columns: attention, setting,
-    seed, padding (the share of targets that are padding), and the excess of `COUNTED` and of `REAL`.
+    The table has a row for each pair of finished runs with the same settings and seed, and the columns attention,
+    setting, seed, padding (the share of targets that are padding), `COUNTED` and `REAL`.
     """
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
@@ -60,10 +60,7 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
-    """Plot the excess of perplexity against the share of padding.
-
-    Filled marks are over all targets, empty marks over targets that are not padding.
-    """
+    """Plot the excess of perplexity against the share of padding; filled marks: all targets, empty: real ones."""
     figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
     limit_ticks(axes, 5)

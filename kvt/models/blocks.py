@@ -86,8 +86,7 @@ class BlockStyle:
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
         activation: activation function of the feed-forward networks, a key of `ACTIVATIONS`.
-        expansion: hidden width of the feed-forward networks divided by the model width. The hidden width is rounded to
-            an integer. 0 means that the blocks have no feed-forward networks.
+        expansion: hidden width of the feed-forward networks divided by the model width; 0: no such networks.
     """
 
     norm: str = "pre"
@@ -112,8 +111,7 @@ class BlockStyle:
         return self.residual(dim, FeedForward(dim, hidden, ACTIVATIONS[self.activation], hidden_dropout), dropout)
 
 
-STYLE = BlockStyle()
-"""The default style of the language models and of the translation model."""
+STYLE = BlockStyle()  # the default of the language models and of the translation model
 
 
 class EncoderBlock(nn.Module):
@@ -124,11 +122,7 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim), or → (B, dim) if only the output of one `token` is needed.
-
-        `token` is the position of this token. `attend` are keyword arguments of the attention, such as mask, causal and
-        cache.
-        """
+        """Apply the block, with arguments for the attention: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -150,12 +144,10 @@ class Encoder(Stack):
     """A stack of `EncoderBlock` modules. With causal attention, the stack is the decoder of a language model.
 
     `share_layers` is the number of consecutive layers in a group that shares keys and values. The first layer of a
-    group computes keys and values. The other layers of the group compute only queries, and attend to the keys and
-    values of the first layer (Brandon et al. 2024, "Cross-Layer Attention"). Each group has one cache.
+    group computes keys and values. The other layers compute only queries, and attend to the keys and values of the
+    first layer (Brandon et al. 2024, "Cross-Layer Attention"). Each group has one cache.
 
-    Attributes:
-        recomputes: whether training uses activation checkpointing. The forward pass then stores only the input of each
-            group of layers, and the backward pass recomputes all other activations.
+    If `recomputes` is True, training stores only the input of each group (activation checkpointing).
     """
 
     recomputes = False
@@ -174,11 +166,7 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, (B, N, dim) → (B, N, dim), with one cache for each group of layers.
-
-        If `token` is given, return only the output at this position, (B, dim). The last feed-forward network is then
-        computed only for this position.
-        """
+        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
@@ -218,13 +206,10 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, caches: tuple[KVCache, KVCache] | None = None
     ) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim).
+        """Apply the block to target tokens: (B, N, dim) → (B, N, dim).
 
-        Args:
-            x: target tokens, (B, N, dim).
-            memory: encoded source tokens, (B, M, dim).
-            memory_mask: boolean, (B, 1, 1, M), True where target tokens may attend to the source token.
-            caches: a pair of the cache of self-attention and the cache of cross-attention.
+        `memory` are encoded source tokens, (B, M, dim). `memory_mask`, boolean (B, 1, 1, M), is True where target
+        tokens may attend to the source token. `caches` are the caches of self-attention and of cross-attention.
         """
         cache, memory_cache = caches or (None, None)
         # no padding mask is needed: padding follows the sentence, and causal attention ignores later positions

@@ -15,8 +15,7 @@ class CausalLM(nn.Module):
 
     First, x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))).
     The output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. The default `style` has the feed-forward
-    network FF: dim → 4 dim → ReLU → dim. The embedding determines the model width, the vocabulary size and the length
-    of the longest sequence.
+    network FF: dim → 4 dim → ReLU → dim.
 
     >>> import torch
     >>> from kvt.models.embedding import LearnedPositions
@@ -25,8 +24,8 @@ class CausalLM(nn.Module):
     torch.Size([5, 12, 50])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
-            width, such as an `AttentionFactory`.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
+        embedding: determines the model width, the vocabulary size and the length of the longest sequence.
         heads: number of heads, if `attention` is a name.
         tied: whether the weight W of the head is the token embedding's weight.
         causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
@@ -75,10 +74,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token that follows `tokens`: int64 (B, N) → (B, vocab_size).
-
-        `caches` hold the keys and values of earlier tokens. The call appends the keys and values of `tokens`.
-        """
+        """Return the logits of the token after `tokens`, and append to the caches: int64 (B, N) → (B, vocab_size)."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
@@ -91,9 +87,8 @@ class CausalLM(nn.Module):
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        The value is True if the embedding has no table of positions, and no attention overrides a method that may use
-        absolute positions: `forward`, `gain_and_bias`, `logits`, `attention_weights`, `rotate`, `merge` or `attend`.
-        kvt's own `rotate`, `merge` and `attend` depend only on distances.
+        The embedding must have no table of positions, and no attention may override a method that can use absolute
+        positions. kvt's own `rotate`, `merge` and `attend` depend only on distances.
         """
 
         def is_relative(attention: type) -> bool:

@@ -17,14 +17,12 @@ from kvt.system import UserError, require_positive, require_probability, unknown
 class Embedding(nn.Module):
     """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim).
 
-    The first token has position `start`. In this class P = 0, so that positions can only enter in the attention.
-    Subclasses define a table P, (max_len, dim).
+    The first token has position `start`. In this class P = 0. Subclasses define a table P, (max_len, dim).
 
     Args:
         max_len: length of the longest sequence.
-        scaled: if True, s = √dim, and E is initialised from N(0, 1/dim). If False, s = 1, and E is initialised from
-            N(0, 1). The variance of s · E is 1 in either case. With True, the initial logits of a head with the weight
-            E have a variance near 1.
+        scaled: if True, s = √dim, and E is initialised from N(0, 1/dim), so that a head with the weight E has initial
+            logits of a variance near 1. If False, s = 1, and E is initialised from N(0, 1).
     """
 
     has_table: ClassVar[bool] = False
@@ -87,10 +85,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments `given` of an attention, plus the default rope=1 if `positions` is "rotary".
-
-    The attentions of Gemma 4 and DeepSeek-V4 keep their own default.
-    """
+    """Return arguments of an attention, with rope=1 by default if `positions` is "rotary" and it has no own default."""
     own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 

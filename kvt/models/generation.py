@@ -27,11 +27,9 @@ def sample(
     choice further, to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus
     sampling).
 
-    The model reads at most the last `max_len` tokens (the window). Keys and values are cached as long as the text has
-    at most `max_len` tokens, which does not change the result. In a longer text, the window slides by one token for
-    each new token. Sliding changes the positions of all tokens in the window, so that each new token needs a forward
-    pass over the window. If `CausalLM.is_endless`, the caches slide instead of the window: in every layer, a token
-    attends to the last `max_len` tokens, as if a band mask were applied to the text.
+    The model reads at most the last `max_len` tokens (the window). Beyond `max_len` tokens, the window slides by one
+    token for each new token, which needs a forward pass over the window. If `CausalLM.is_endless`, the caches slide
+    instead: in every layer, a token attends to the last `max_len` tokens, as with a band mask.
 
     Args:
         prompt: tokens, int64 (B, N), at least one per row.
@@ -87,13 +85,8 @@ def _draw(
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
     """Translate a batch by greedy search, which selects the most likely token at each step.
 
-    Args:
-        source: padded source sentences, int64 (B, M).
-        bos, eos: ids of the tokens that begin and end a translation.
-
-    Returns:
-        A list of token ids for each translation, without `bos` and `eos`. A translation has at most as many tokens as
-        the attribute `max_len` of the model.
+    `source` are padded sentences, int64 (B, M). `bos` and `eos` begin and end a translation. Returns the tokens of each
+    translation without `bos` and `eos`, at most `model.max_len`.
     """
     state = model.encode(source)
     translations: list[list[int]] = [[] for _ in source]
@@ -117,9 +110,8 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     """Translate a batch by beam search, which extends the `beam` most likely prefixes (hypotheses) of each sentence.
 
     The result for a sentence is the finished translation with the greatest mean log-probability per token, including
-    `eos`. The search for a sentence stops when it has `beam` finished translations, and the most likely hypothesis has
-    no greater mean log-probability than the best finished translation. Arguments and result are as in `greedy`. With
-    `beam` = 1, the results of `greedy` and `beam_search` are equal.
+    `eos`. The search stops at `beam` finished translations, if the most likely hypothesis has no greater mean than the
+    best of them. Arguments and result are as in `greedy`, which gives equal results for `beam` = 1.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each

@@ -13,10 +13,7 @@ Fill = Callable[[Tensor], Tensor]  # fills a tensor in place and returns it
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Initialise attention projections from U(±√(6 / (rows + columns))), and their biases with 0.
-
-    The notebook on lists by the authors of the paper uses the same initialisation.
-    """
+    """Initialise attention projections from U(±√(6 / (rows + columns))), biases with 0, as the paper's authors do."""
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
             _fill(linear, nn.init.xavier_uniform_)
@@ -24,10 +21,7 @@ def xavier_attention(model: nn.Module) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """Initialise all linear weights and embeddings from U(±√(6 / (rows + columns))).
-
-    The notebook on translation by the authors of the paper uses the same initialisation.
-    """
+    """Initialise linear weights and embeddings from U(±√(6 / (rows + columns))), as the paper's authors do."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.xavier_uniform_(module.weight)

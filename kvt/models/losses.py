@@ -62,8 +62,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
 def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0) -> Losses:
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
-    The forward pass also computes the gradients. With `create_graph=True`, the backward pass computes the gradients
-    again, from all logits at once, so that they can be differentiated.
+    The forward pass also computes the gradients. With `create_graph=True`, they are computed again, from all logits.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias

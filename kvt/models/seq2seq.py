@@ -54,7 +54,7 @@ class Seq2Seq(nn.Module):
     Args:
         attention: name or import path of the attention, "kv" or "my_module.MyAttention"; or an `AttentionFactory`.
         heads: number of heads, if `attention` is a name.
-        pad: id of the padding token, equal in both vocabularies. A mask excludes attention to padding in the source.
+        pad: id of the padding token in both vocabularies. A mask excludes attention to padding in the source.
         max_len: number of tokens of the longest sentence.
         depth: number of blocks in the encoder, and number of blocks in the decoder.
     """

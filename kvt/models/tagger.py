@@ -23,10 +23,7 @@ class Tagger(nn.Module):
     `xavier_attention` initialises the attention projections. A subclass defines `forward`, which must return the result
     of `label`.
 
-    Args:
-        embed: linear layer from an element to the model width.
-        outputs: number of outputs per element.
-        dropout: dropout probability in residual branches, in feed-forward networks and in the head.
+    `embed` is a linear layer from an element to the model width. `outputs` is the number of outputs per element.
     """
 
     def __init__(
@@ -70,8 +67,7 @@ class ListTagger(Tagger):
     torch.Size([5, 16, 10])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
-            width, such as an `AttentionFactory`.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         heads: number of heads, if `attention` is a name.
         vocab_size: number of symbols.
         length: number of symbols of the longest list.
@@ -116,14 +112,10 @@ class SetScorer(Tagger):
     torch.Size([5, 10])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
-            width, such as an `AttentionFactory`.
-        heads: number of heads, if `attention` is a name.
+        attention, heads, dim, settings: as in `ListTagger`.
         max_len: number of images of the largest set, for a named attention with positions, such as "kv+pos".
         feature_dim: number of features of an image.
-        dim: model width.
         dropout: dropout probability in features, and as in `Tagger`.
-        settings: further arguments of `Tagger`.
     """
 
     def __init__(

@@ -21,8 +21,7 @@ def mean_of_patches(encoder: Encoder, x: Tensor) -> Tensor:
     return encoder(x)[:, 1:].mean(1)
 
 
-POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}
-"""Functions that compute the input of the head: the output of the class token, or the mean of all patch outputs."""
+POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}  # compute the input of the head
 
 
 class ViT(nn.Module):
@@ -36,8 +35,7 @@ class ViT(nn.Module):
     torch.Size([5, 10])
 
     Args:
-        attention: name or import path of the attention, such as "kv"; or a function that makes a layer of a given
-            width, such as an `AttentionFactory`.
+        attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         heads: number of heads, if `attention` is a name.
         patch: height and width of a patch in pixels; must divide the height and the width of the image.
         dropout: dropout probability in residual branches and in feed-forward networks.

@@ -26,7 +26,7 @@ from kvt.data.files import available, optional_path, require_file
 from kvt.data.images import ImageSource, open_images
 from kvt.data.loader import Batches
 from kvt.data.order import derive_seed
-from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors, require_finite
+from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
 from kvt.system import UserError, choose, require_probability, sha256_of, user_path
@@ -59,7 +59,7 @@ class BackboneFeatures:
 
     Pixels are normalised as in the training of the published weights. An image is resized only if a side is smaller
     than the network accepts, or larger than in the network's training. A grey image gets three equal channels. The
-    features are cached in `data_dir/.cache`; a hash of backbone, weights and data set is part of the file name.
+    features are cached in `data_dir/.cache`.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -132,7 +132,8 @@ class BackboneFeatures:
                 for batch in tqdm(images.split(BATCH), desc=name, disable=None)
             ]
             splits[split] = (torch.cat(features), labels)
-            require_finite(splits[split][0], f"{self.backbone} with {self.weights or self.published}: {split!r}")
+            if not splits[split][0].isfinite().all():
+                raise UserError(f"{self.backbone} with {self.weights or self.published}: {split!r} is not finite")
         return splits
 
 
@@ -168,7 +169,6 @@ class SetBatches(Batches):
         labels: classes of the images, int64 (images,); a class must have at least `set_size` − 1 images.
         set_size: S, the number of images in a set.
         last: whether the anomaly is last in the set; False: at a random position.
-        settings: further arguments of `Batches`.
     """
 
     rows_on_host = True
@@ -192,10 +192,7 @@ class SetBatches(Batches):
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw the sets whose anomalies are the images with the indices `rows`, (B,).
-
-        Returns the indices of the sets' images, (B, S), and the positions of the anomalies, (B,).
-        """
+        """Draw sets whose anomalies are the images `rows`, (B,): indices of images, (B, S), and positions, (B,)."""
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)
@@ -218,8 +215,7 @@ class SetAnomalies(TaskData):
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
-        root: folder of your own images, with train/ and test/, each with one subfolder per class; or hf:NAME, a Hugging
-            Face data set. Replaces `dataset`.
+        root: folder of your own images, train/<class>/ and test/<class>/; or hf:NAME, as for images. Replaces dataset.
         backbone: network that computes the features, the name of a torchvision classifier.
         weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
         features: path of a file of features, which replaces images and backbone. Save such a file with

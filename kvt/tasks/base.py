@@ -25,17 +25,14 @@ from kvt.tasks.schedules import require_schedule, with_schedule
 
 Spec = dict  # if values had a type, jsonargparse would parse their texts as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"
-"""The files of `Task.save_pretrained`: the weights, and all other content."""
+MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and the rest
 
 
 class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
-    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`.
-
-    `make_optimizer` makes the optimiser, unless the subclass overrides `configure_optimizers`. The learning rate is
-    constant unless the subclass calls `set_rate`, or passes the arguments of `set_rate` to `super().__init__(spec, …)`.
+    A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
+    learning rate is constant unless the subclass passes the arguments of `set_rate` to `super().__init__(spec, …)`.
 
     A metric of an epoch is the mean over all predictions of the epoch, regardless of the batch size. A training metric
     is logged every `log_every_n_steps` training steps, as the mean over the training steps since the last log.
@@ -71,10 +68,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last record, by name, such as "val/loss".
-
-        A dict keeps them out of the summary of the model.
-        """
+        """Running means since the last record, such as "val/loss"; a dict keeps them out of the model's summary."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -143,23 +137,14 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels for the rows and for the columns of a layer's attention map; None if the map has no labels.
-
-        Args:
-            layer: name of the attention layer.
-            inputs: the arguments of `forward` for one example.
-        """
+        """Return labels of the rows and columns of a layer's map for one example; None if there are no labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and attention weights to draw over the picture, (heads, rows, columns).
+        """Return a picture, uint8 (H, W, C), and weights to draw over it, (heads, rows, columns); None: no picture.
 
-        Returns None if the task has no pictures.
-
-        Args:
-            weights: attention map of one layer for one example, (heads, N, N). The last tokens are the patches of the
-                picture, row by row.
-            inputs: the arguments of `forward` for this example.
+        `weights` is the attention map of a layer for one example, (heads, N, N). Its last tokens are the patches of the
+        picture, row by row.
         """
         return None
 
@@ -178,11 +163,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors and config.json, in the layout of the Hugging Face hub, into a folder.
-
-        config.json names the class of the task and its arguments, as a checkpoint does. model.safetensors has a tied
-        weight once; config.json has its other names.
-        """
+        """Write model.safetensors (a tied weight once) and config.json, as for the Hugging Face hub, into a folder."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -202,12 +183,8 @@ class Task(L.LightningModule, ABC):
     def from_pretrained(cls, folder: str | Path, attn: str | None = None) -> Self:
         """Return the task that `save_pretrained` has written into a folder, in eval mode.
 
-        Args:
-            folder: path of the folder.
-            attn: import path of your own attention class, if the task uses one: my_attention.NearKV.
-
-        Raises:
-            UserError: the folder holds no task of this class, or its attention is neither kvt's nor `attn`.
+        `attn` is the import path of your own attention class, if the task uses one. Raises UserError if the folder
+        holds no task of this class, or if its attention is neither kvt's nor `attn`.
         """
         from kvt.run.load_checkpoint import Checkpoint  # checks what a file names; the only import of a room above
 
@@ -253,10 +230,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of a batch, scaled so that a training step uses the mean gradient of its batches.
-
-        Lightning divides the loss by `accumulate_grad_batches`. The last step of an epoch can have fewer batches.
-        """
+        """Average the last gradients of an epoch over their batches; Lightning divides by `accumulate_grad_batches`."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -289,16 +263,7 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and pass it to callbacks that have a method `on_record`.
-
-        With several processes, the number of the first process is logged. If the number of a metric with how="recorded"
-        differs between processes, the result gets a note about this.
-        """
-        own = {metric.name for metric in self.metrics if metric.how == "recorded"}
-        if self.trainer.world_size > 1 and name.partition("/")[2] in own:
-            of_all = self.all_gather(torch.as_tensor(value, dtype=ACCUM_DTYPE, device=self.device))
-            if (of_all != of_all[0]).any():  # type: ignore[union-attr]
-                self.metric_notes[name] = "of the first process alone, which has a part of the rows"
+        """Log a number, with several processes that of the first, and pass it to callbacks with `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))

@@ -46,10 +46,9 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
 
 
 def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
-    """Raise UserError, with `attn` in the message, if an output of `predict` depends on a later symbol.
+    """Raise UserError if an output of `predict`, which calls `model`, depends on a later symbol.
 
-    `predict` must call `model`. The function tests with sequences of at most `length` symbols. A symbol is a number
-    from 0 to `symbols` − 1.
+    Test sequences have at most `length` symbols, numbers from 0 to `symbols` − 1. `attn` is named in the message.
     """
     tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
     with eval_mode(model):

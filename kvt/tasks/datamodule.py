@@ -16,8 +16,7 @@ from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system import UserError, argument_names, say, user_path
 from kvt.tasks.base import Task, find_class, known_classes
 
-MAX_COUNTED = 10**6
-"""The largest number of examples that `seen_in_training` compares. The comparison takes about three seconds."""
+MAX_COUNTED = 10**6  # examples that `seen_in_training` compares at most, in about three seconds
 
 
 class TaskData(L.LightningDataModule, ABC):
@@ -68,10 +67,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in a unique form, by which kvt names and compares runs, without settings of older versions.
-
-        `settings` has arguments of the class, in this version or an older version of kvt.
-        """
+        """Return settings in a unique form, by which kvt names and compares runs, without those of older versions."""
         return {name: value for name, value in settings.items() if name in argument_names(cls)}
 
     def setup(self, stage: str) -> None:
@@ -138,18 +134,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """A dict that maps each split to the share of its largest class, the accuracy of always guessing this class.
-
-        The dict is empty if the targets are not classes. Reports then use `chance`.
-        """
+        """The share of each split's largest class, the accuracy of always guessing it; empty without classes."""
         return {}
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """A dict that maps each split except "train" to the number of examples whose input is also in "train".
-
-        None if the data have more than `MAX_COUNTED` examples.
-        """
+        """The number of examples of each other split whose input is in "train"; None above `MAX_COUNTED` examples."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
@@ -161,10 +151,7 @@ class TaskData(L.LightningDataModule, ABC):
         return next(self.examples(index, 1))
 
     def examples(self, first: int, count: int) -> Iterator[Any]:
-        """Return up to `count` validation examples from `first` on, in batches of one.
-
-        Raises UserError if `first` is out of range.
-        """
+        """Return up to `count` validation examples from `first` on, in batches of one; raise UserError out of range."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= first < len(rows):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}: an index of the validation split")
@@ -176,11 +163,10 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
-        """Return the batches of a split for this process of the Trainer; training batches are shuffled.
+        """Return the batches of a split for this process of the Trainer.
 
-        The rows of other splits are in a fixed random order unless the data keep their order. So a part of the batches
-        has all classes, even if the rows are sorted by class. With --overfit_batches, this holds for training batches,
-        too, and validation uses the training batches.
+        Training batches are shuffled. Other splits have a fixed random order unless the data keep their order, so that
+        the first batches have all classes. With --overfit_batches, validation uses the training batches, unshuffled.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
@@ -200,10 +186,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings of a data class of kvt in the form of `TaskData.as_recorded`, those of other classes unchanged.
-
-    `name`, a bare name or an import path, may come from an untrusted file. So the function imports nothing.
-    """
+    """Return `TaskData.as_recorded` of a class of kvt, else `settings`; import nothing that an untrusted file names."""
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 

@@ -37,22 +37,18 @@ SHAPE = ("channels", "height", "width")
 class Images(TaskData):
     __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
-    The validation split is a random part of the training images; the seed determines this part. Training images are
-    augmented on the model's device: each image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random
-    horizontal flip.
+    The validation split is a random part of the training images; the seed determines it. Each training image gets a
+    random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip, on the model's device.
 
     Args:
         dataset: {", ".join(SETS)}.
         root: folder of your own images, with train/, and test/ or val/ or both, each with one subfolder per class; or a
             Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
-        image_size: size in pixels, only with `root`: the shorter side of an image is resized to this size, and the
-            centre is cropped to a square. Default: no resizing; all images must have the same size.
+        image_size: with `root`: side in pixels of the square to which images are resized and cropped; default: none.
         augment: whether training images are randomly cropped and flipped.
-        val_size: number of training images that are used for validation instead; below 1, the fraction of the training
-            images. Not used if `root` has val/.
-        mean: mean of the pixels, from 0 to 1, for normalisation: one number for each channel, or one number for all
-            channels. Default: the mean of the training images in `root`; for a data set of `dataset`, the mean in the
-            paper's code.
+        val_size: number of training images to validate on; below 1, their fraction. Not used if `root` has val/.
+        mean: mean of the pixels, from 0 to 1, for normalisation: one number for each channel, or one number for all.
+            Default: the mean in the paper's code; with `root`, the mean of the training images.
         std: standard deviation of the pixels, for normalisation. Form and default are those of `mean`.
     """
 
@@ -78,16 +74,11 @@ class Images(TaskData):
         self.augment, self.val_size = augment, val_size
         self.task_name = self.source.name
         require_positive(val_size=val_size)
-        channels = self.source.shape[0]
         usual = {} if None not in (mean, std) else self._measured() if root else self._usual(dataset)
         given = {"mean": usual["mean"] if mean is None else mean, "std": usual["std"] if std is None else std}
         numbers = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
-        for name, found in numbers.items():
-            if len(found) not in (1, channels):
-                raise UserError(f"{name}={found} must have one number for each of {channels} channels, or one for all")
         require_positive(std=min(numbers["std"]))
-        shape = dict(zip(SHAPE, self.source.shape, strict=True))
-        self.spec = {**shape, "classes": self.source.classes, **numbers}
+        self.spec = {**dict(zip(SHAPE, self.source.shape, strict=True)), "classes": self.source.classes, **numbers}
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -166,8 +157,7 @@ class ImageTask(BlockTask, Classification):
     The default schedule divides the learning rate by ten at milestones. Runs of the paper end before all milestones.
 
     Args:
-        pool: input of the classification layer: class (the output of the class token) or mean (the mean over the
-            outputs of the patches).
+        pool: input of the classification layer: class, the class token's output, or mean, the mean over the patches.
         patch: side of a patch in pixels; must divide height and width of the images.
         milestones: epochs after which the schedule multistep divides the learning rate by ten.
     """
@@ -217,14 +207,9 @@ class ImageTask(BlockTask, Classification):
     def predict(self, inputs: Tensor | Image.Image | str | Path | list[Any]) -> Tensor:
         """Return the most probable class of each image, int64 (B,); `class_title` returns the name of a class.
 
-        Args:
-            inputs: a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image; or the path of an
-                image file; or a list of these. If a PIL image or a file has another size than the training images, it
-                is resized, and its centre is cropped.
-
-        Raises:
-            UserError: the tensor has another shape than the training images, or values that are not grey levels; or the
-                file is not an image.
+        `inputs` is a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image; or the path of an
+        image file; or a list of these. A PIL image or a file is resized and cropped to the size of the training images.
+        Raises UserError if a tensor has another shape or is not of grey levels, or if a file is not an image.
         """
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
         if isinstance(inputs, list):

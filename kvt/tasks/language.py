@@ -66,10 +66,8 @@ SHAKESPEARE = Remote(
     "/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
-MASK = b"<mask>"
-"""The text of the mask token, which is the last token in the vocabulary of a masked language model."""
-Rows = tuple[Tensor, Tensor, Tensor]
-"""(start positions of windows, end positions of the windows' texts, tokens): int64 (R,), int64 (R,), (T,)."""
+MASK = b"<mask>"  # text of the mask token, the last token in the vocabulary of a masked language model
+Rows = tuple[Tensor, Tensor, Tensor]  # starts of windows, int64 (R,); ends of their texts, int64 (R,); tokens, (T,)
 
 
 class Windows(Batches):
@@ -196,12 +194,9 @@ class TextData(TaskData):
 class Characters(TextData):
     """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
 
-    Training uses the first part of the text, and validation uses the rest, unless the data set has a validation split.
-    There is no test split. A training window begins at every character of the training part, and the windows are
-    visited in random order. In validation, every character of the validation part except the first is a target once.
-    The vocabulary has the characters of the whole text.
-
-    The text is read in Unicode's form NFC.
+    Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
+    training window begins at every character. In validation, every character except the first is a target once. The
+    vocabulary has the characters of the whole text, in Unicode's form NFC. There is no test split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -281,8 +276,8 @@ def spell(number: int) -> str:
 class HumanNumbers(TextData):
     """Adjacent windows of numbers in words, and of the next words. Both are int64 (B, length).
 
-    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation uses the rest. There
-    is no test split. Words at the end that do not fill a window are left out. Training drops an incomplete last batch.
+    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation uses the rest. Words
+    at the end that do not fill a window are left out. There is no test split.
 
     Args:
         length: number of words in a window.
@@ -323,22 +318,20 @@ class TextTokens(TextData):
     not. Validation uses the last documents of a file, or random documents of a folder. There is no test split.
 
     Args:
-        text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set whose rows are documents,
-            hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Default: the modules of Python's standard
-            library.
+        text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set of documents, hf:NAME or
+            hf:NAME:CONFIGURATION, where NAME may be a folder. Default: the modules of Python's standard library.
         pattern: shell pattern of the names of files to read in the folder, such as `*.txt`.
         separator: string between the documents of a file; default: every file is one document.
         tokenizer: bytes; or bpe, byte pairs learned from the text; or the path or the content of the tokenizer.json of
-            a byte-level BPE. In a trained task, `task.vocabulary.definition` is this content.
+            a byte-level BPE, such as `task.vocabulary.definition` of a trained task.
         vocab_size: largest number of tokens for bpe; a short text gives fewer.
         length: number of tokens in a window.
-        loss_on: real: windows are cut from the concatenated documents, and every token of a split except the first is
-            a target. all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`; padding
-            is also a target, as in the code of "Do Transformers Need Three Projections?" (2026).
+        loss_on: real: windows are cut from the concatenated documents, and every token except the first is a target.
+            all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`, which is then also
+            a target, as in the code of "Do Transformers Need Three Projections?" (2026).
         objective: causal: every token is predicted from the tokens before it. masked: 15 % of the tokens are masked and
-            predicted from all other tokens, as in BERT; the validation split always has the same masked tokens.
-        val_size: fraction of the text to validate on, counted in bytes, so that the split does not depend on the
-            tokenizer; 1: the whole text, to evaluate a trained model.
+            predicted from all other tokens, as in BERT.
+        val_size: fraction of the text's bytes to validate on; 1: the whole text, to evaluate a trained model.
     """
 
     windows = TokenBatches
@@ -448,11 +441,7 @@ class TextTokens(TextData):
 
 
 class LanguageTask(BlockTask, Classification):
-    """Task of predicting every token of a text from the tokens before it.
-
-    A batch is (tokens, next tokens), both int64 (B, N). A subclass sets `model` and `vocabulary`. `vocabulary` encodes
-    and decodes texts.
-    """
+    """Task of predicting each token from the tokens before it; a batch is (tokens, next tokens), both int64 (B, N)."""
 
     unit = "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
@@ -480,10 +469,7 @@ class LanguageTask(BlockTask, Classification):
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return texts for each window: its tokens, the targets, and the most likely tokens at the targets' positions.
-
-        For a masked model, the window has `<mask>` at masked positions, and the targets are the masked tokens.
-        """
+        """Return the texts of each window: its tokens, the targets, and the most likely tokens at the targets."""
         inputs, targets = batch[:2]
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)
@@ -495,10 +481,7 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one window; raise UserError if the text has too few or too many tokens.
-
-        The targets equal the inputs.
-        """
+        """Return a text as a batch of one window, with the inputs as targets; raise UserError if it does not fit."""
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
             raise UserError(f"the prompt has {len(tokens)} tokens: pass from 2 to {longest}, the length of the window")
@@ -506,14 +489,10 @@ class LanguageTask(BlockTask, Classification):
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
-        """Yield the prompt, then every new token as text; put the task in eval mode first.
+        """Yield the prompt, then each of `tokens` new tokens as text, up to the first new `stop`; needs eval mode.
 
-        Args:
-            prompt: the beginning of the text; if empty, the text begins with the most frequent symbol.
-            tokens: number of tokens to add.
-            seed: random seed of the draws.
-            stop: the text ends after the first new `stop`.
-            how: temperature, top_k and top_p of `kvt.models.generation.sample`.
+        If the prompt is empty, the text begins with the most frequent symbol. `how` has temperature, top_k and top_p of
+        `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:
@@ -631,8 +610,8 @@ class NumberTask(LanguageTask):
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
+# (width, number of layers, number of heads) of each size
 SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12), "follow-up": (1024, 20, 16)}
-"""A dict that maps a size to (width, number of layers, number of heads)."""
 
 
 class LanguageModelTask(LanguageTask):
@@ -641,23 +620,19 @@ class LanguageModelTask(LanguageTask):
     The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
     layer. If the data mask tokens, the model attends to earlier and later tokens, and the vocabulary has a mask token.
 
-    A batch is tokens and targets, both int64 (B, N), and whether a target is real, boolean (B, N); a target that is not
-    real is padding. Loss, accuracy and ppl are means over all targets. real_ppl (perplexity) and bpb (bits per byte of
-    text, for comparisons across tokenizers) are means over real targets. The metric padding is the share of padding
-    among the targets.
+    A batch is (tokens, targets, whether a target is real and no padding), each (B, N). Loss, accuracy and ppl are means
+    over all targets. real_ppl (perplexity) and bpb (bits per byte of text) are means over real targets. The metric
+    padding is the share of padding among the targets.
 
     Args:
-        size: tiny (width 128, 4 layers, 4 heads, 1 million parameters), small (384, 6, 6, 11 million), base (768, 12,
-            12, 85 million and the embeddings) or follow-up (1024, 20, 16, 252 million and the embeddings).
+        size: tiny (width 128, 4 layers, 4 heads), small (384, 6, 6), base (768, 12, 12) or follow-up (1024, 20, 16).
         dim: width of the model; default: given by `size`.
         depth: number of layers; default: given by `size`.
         heads: number of attention heads; default: given by `size`.
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in attention weights, attention output and feed-forward networks.
-        share_layers: number of consecutive layers that share the first layer's keys and values, as in Cross-Layer
-            Attention and Gemma 4; every layer has its own queries. With 2, the key-value cache is half as large.
-        recompute: activation checkpointing: training stores only the inputs of layers, and computes all other
-            activations again in the backward pass. Training needs less memory, and is a third slower.
+        share_layers: number of consecutive layers that share the first layer's keys and values (Cross-Layer Attention).
+        recompute: activation checkpointing: training needs less memory, and is a third slower.
     """
 
     metrics = (

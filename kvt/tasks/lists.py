@@ -27,7 +27,8 @@ from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 
-TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # on the right: the target of [4, 3, 9, 8, 1, 7]
+# from lists of digits, int64 (…, length), to target lists; on the right: the target of [4, 3, 9, 8, 1, 7]
+TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {
     "reverse": lambda digits, _: digits.flip(-1),  # [7, 1, 8, 9, 3, 4]
     "sort": lambda digits, _: digits.sort(-1).values,  # [1, 3, 4, 7, 8, 9]
     "swap": lambda digits, _: digits.roll(digits.shape[-1] // 2, -1),  # [8, 1, 7, 4, 3, 9]: the halves change places
@@ -36,7 +37,6 @@ TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {  # on the right: 
     "shift": lambda digits, data: digits.roll(-data.by, -1),  # [3, 9, 8, 1, 7, 4]
     "permute": lambda digits, data: digits[..., data.permutation],  # [1, 4, 7, 9, 3, 8] with cycle 3 and seed 0
 }
-"""A dict that maps the name of a task to the function from lists of digits, int64 (…, length), to target lists."""
 
 
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
@@ -95,9 +95,8 @@ class DigitLists(TaskData):
             raise UserError(f"length={length} must be even for the task swap, which exchanges the halves of a list")
         if task == "permute" and cycle > length:
             raise UserError(f"cycle={cycle} must be at most length={length}")
-        self.task_name, self.length = task, length
         self.by: int = by
-        self.cycle: int = cycle
+        self.task_name, self.length, self.cycle = task, length, cycle
         self.spec = {"vocab_size": 10, "length": length}
 
     @classmethod

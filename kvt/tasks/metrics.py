@@ -32,8 +32,7 @@ class Metric:
         better: "more" or "less"; None: reports do not say which value is better.
         how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; reports compare the
             logarithms of values. "recorded": the task computes the metric at the end of a stage, and calls `record`.
-        highest: the highest possible value. Reports give differences in points; a point is highest / 100, or 0.01 if
-            there is no highest value above 0.
+        highest: the highest possible value; a point in reports is highest / 100, or 0.01 without such a value.
         stages: stages in which the metric is computed.
     """
 
@@ -93,8 +92,7 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 class Mean(torchmetrics.Metric):
     """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
 
-    A NaN makes the result NaN. torchmetrics' MeanMetric is not used: it checks every update for NaN, which makes the
-    CPU wait for the GPU. With nan_strategy="disable" it ignores the weights (version 1.9).
+    A NaN makes the result NaN. torchmetrics' MeanMetric would check each update for NaN, and wait for the GPU.
     """
 
     full_state_update = False

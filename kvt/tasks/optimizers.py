@@ -10,14 +10,10 @@ from kvt.system import UserError
 
 
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
-    """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam.
+    """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam with `of_adam`.
 
-    The optimiser uses its fused implementation if its class and the device have one, unless the run sets `foreach` or
-    `differentiable`. Raises UserError if the class does not accept the settings, or not all weights.
-
-    Args:
-        task: the task whose weights are trained.
-        of_adam: keyword arguments of Adam.
+    A fused implementation is used if there is one, unless the run sets `foreach` or `differentiable`. Raises UserError
+    if the class does not accept the settings, or not all weights.
     """
     asked = task.optimizer_config or {"class_path": "torch.optim.Adam", "init_args": of_adam}
     cls: type[Optimizer] = resolve_name(asked["class_path"])

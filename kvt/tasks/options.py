@@ -19,21 +19,13 @@ from kvt.tune import MetaParameters
 class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
-    A subclass implements `make_model`. If it has arguments of its own, or other defaults, its constructor passes all
-    other arguments on, and calls `build` at its end:
-
-        def __init__(self, spec=None, *, norm: str = "post", smoothing: float = 0.0, **kwargs):
-            super().__init__(norm=norm, **kwargs)
-            self.smoothing = smoothing
-            self.build(spec)
+    A subclass implements `make_model`. Its constructor passes other arguments on, and calls `build` at its end.
 
     Args:
-        spec: `TaskData.spec`, plain values that the model needs from the data. Commands of kvt pass this argument.
-            Default: the `spec` of the Trainer's data, with which the model is made before training or evaluation.
+        spec: `TaskData.spec`, plain values that the model needs from the data; default: those of the Trainer's data.
         attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. In the formulas, α is
             the scale of the score, g a gain, c a bias of the keys, and R a rotation. A hat marks a normalised vector.
-        attn_kwargs: further arguments of the attention, such as kv_heads, score, rope, attend_self, pos, phase, rank,
-            init.
+        attn_kwargs: arguments of the attention, such as kv_heads, score, rope, attend_self, pos, phase, rank, init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.
@@ -78,10 +70,7 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make the model for the Trainer's data if the task was made without `spec`.
-
-        Lightning calls `setup` too late: callbacks that average or prune weights copy the model in their own `setup`.
-        """
+        """Make the model for the Trainer's data; in `setup`, callbacks might already have copied the model."""
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -99,11 +88,7 @@ class BlockTask(Task):
         self.model = self.make_model(spec)
 
     def make_model(self, spec: Mapping[str, Any]) -> nn.Module:
-        """Return the model, which `forward` calls.
-
-        `self.attention(…)` makes its attentions, `self.blocks` has depth, dropout and style of its blocks, and
-        `self.options` has the other arguments.
-        """
+        """Return the model, made with `self.attention(…)`, `self.blocks` (depth, dropout, style) and `self.options`."""
         raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
@@ -113,10 +98,7 @@ class BlockTask(Task):
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return an expansion with which the task has as many parameters as with the attention `match`.
-
-        Raises UserError if no expansion gives the number of parameters to within half a percent.
-        """
+        """Return an expansion that gives as many parameters as `match`, to within 0.5 %; raise UserError if none is."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in argument_names(cls)}
 

@@ -36,8 +36,7 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.metrics import Metric, by_bin
 from kvt.tasks.options import BlockTask
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""Symbols, answers and distances, all int64 (B, N)."""
+Batch = tuple[Tensor, Tensor, Tensor]  # symbols, answers and distances, all int64 (B, N)
 
 
 class Questions(NamedTuple):
@@ -55,10 +54,9 @@ def blank(rows: int, length: int) -> Questions:
 
 
 def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -> Tensor:
-    """Draw `count` distinct numbers from low … high − 1, in random order: int64 (rows, count).
+    """Draw `count` distinct numbers from low … high − 1, in random order, by Floyd's algorithm: int64 (rows, count).
 
-    In Floyd's algorithm, draw i is uniform over the first high − low − count + i + 1 numbers. If a draw repeats an
-    earlier number, the last of these numbers replaces it; no earlier draw can have had this last number.
+    Draw i is uniform over the first high − low − count + i + 1 numbers, of which the last replaces a repeated draw.
     """
     chosen = torch.empty(rows, count, dtype=torch.long)
     for i in range(count):
@@ -161,22 +159,18 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
     return found
 
 
-TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {
+TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {  # (data, rows, length, generator)
     "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: induction(rows, d.vocab, length, g),
-    "associative_recall": lambda d, rows, length, g: associative_recall(
-        rows, d.vocab, length, d.pairs, d.filler == "random", g
-    ),
+    "associative_recall": lambda d, rows, n, g: associative_recall(rows, d.vocab, n, d.pairs, d.filler == "random", g),
     "selective_copy": lambda d, rows, length, g: selective_copy(rows, d.vocab, length, d.pairs, g),
 }
-"""A dict that maps the name of a task to a function of (data, number of rows, length, generator): draw sequences."""
-LEAST: dict[str, Callable[[int], tuple[int, int]]] = {
+LEAST: dict[str, Callable[[int], tuple[int, int]]] = {  # number of pairs → the smallest vocabulary and length
     "mqar": lambda pairs: (2 * pairs + 2, 4 * pairs),
     "induction": lambda _: (3, 3),
     "associative_recall": lambda pairs: (max(2, pairs), 2 * pairs + 1),
     "selective_copy": lambda pairs: (4, 2 * pairs + 2),
 }
-"""A dict that maps the name of a task to the smallest vocabulary and the smallest length, by the number of pairs."""
 
 TRIES = 1000  # largest number of attempts to replace a sequence that another split has
 
@@ -192,17 +186,13 @@ class Recall(TaskData):
         task: mqar, associative_recall, induction or selective_copy.
         vocab: number of symbols.
         length: number of symbols in a sequence.
-        pairs: for mqar and associative_recall: number of pairs of key and value; for selective_copy: number of symbols
-            to copy.
-        fewest_pairs: for mqar: if given, the number of pairs is random for every sequence, uniformly from fewest_pairs
-            to pairs. Default: every sequence has `pairs` pairs.
-        filler: for mqar and associative_recall: symbols at positions without a key or a value: zero, as in the paper
-            "Zoology", or random, as in the present code of the authors of "Zoology".
+        pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
+        fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
+        filler: for mqar and associative_recall: symbols at other positions: zero, as in the paper "Zoology", or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
-        longest: if given, test also on sequences with 2, 4, 8 … times `length` symbols, up to `longest` symbols. Every
-            length has `test_size` sequences.
+        longest: if given, test also on sequences of 2, 4, 8 … times `length` symbols, up to this number of symbols.
         data_dir: not used: the sequences are generated.
     """
 
@@ -306,17 +296,12 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification):
-    """Task of answering the questions in a sequence. The model is `CausalLM`.
+    """Task of answering the questions in a sequence. The model is `CausalLM`, with logits only at the questions.
 
-    The model computes logits only at positions with a question. The test also records three kinds of accuracy:
-
-    * by distance: `test/acc_4_back` is the accuracy of answers that occurred 4 to 7 positions before the question.
-      The other distances are 1, 2–3, 8–15 …;
-    * by the number of questions, if sequences differ in this number: `test/acc_4_asked` is the accuracy in sequences
-      with 4 to 7 questions;
-    * by length, if the data have `longest`: `test/acc_512_long` is the accuracy in sequences of 512 symbols.
-
-    Learned embeddings of positions beyond the training length keep their random initial values.
+    The test also records three kinds of accuracy. `acc_4_back` is the accuracy of answers that occurred 4 to 7
+    positions before the question (other distances: 1, 2–3, 8–15 …). `acc_4_asked` is the accuracy in sequences with 4
+    to 7 questions, if sequences differ in this number. `acc_512_long` is the accuracy in sequences of 512 symbols, if
+    the data have `longest`. Learned positions beyond the training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.

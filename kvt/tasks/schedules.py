@@ -28,8 +28,6 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 
     factor(t) = ½ (1 + cos(π t / total)) · min(1, t / warmup)   (Borji 2023, §3.1: CosineWarmupScheduler, warm-up 5)
 
-    If `warmup` is 0, the factor min(1, t / warmup) is 1.
-
     >>> [round(cosine_warmup(2, 4)(t), 3) for t in range(5)]
     [0.0, 0.427, 0.5, 0.146, 0.0]
     """
@@ -39,8 +37,7 @@ def cosine_warmup(warmup: int, total: int) -> Factor:
 def cosine_after_warmup(warmup: int, total: int, floor: float) -> Factor:
     """Return the factor of a linear warm-up from 0 to 1, followed by a cosine decay from 1 to `floor`.
 
-    factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup))). This
-    schedule is usual for language models.
+    factor(t) = t / warmup for t < warmup, then floor + (1 − floor) ½ (1 + cos(π (t − warmup) / (total − warmup)))
 
     >>> [round(cosine_after_warmup(2, 6, 0.1)(t), 3) for t in range(7)]
     [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1]
@@ -95,11 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule: the learning rate rises for 30 % of the run, then falls.
-
-    If the optimiser has momentum, the momentum, or the first beta, falls first, then rises. Momentum or betas that the
-    user sets are constant. The result of a run with a named optimiser notes that its momentum varies.
-    """
+    """Return torch's one-cycle schedule; momentum, or the first beta, varies too unless the user sets it."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
@@ -114,7 +107,7 @@ def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRSch
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
-SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
+SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # from a task and its optimiser
     "cosine": by_factor(lambda task: cosine_warmup(task.warmup, total_steps(task))),
     "cosine_to_tenth": by_factor(lambda task: cosine_after_warmup(task.warmup, total_steps(task), floor=0.1)),
     "one_cycle": one_cycle,
@@ -123,9 +116,7 @@ SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
     "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
     "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
 }
-"""A dict that maps the name of a schedule to a function that makes the schedule from a task and its optimiser."""
-NEEDS = {"noam": "dim", "multistep": "milestones"}
-"""A dict that maps a schedule to an attribute that it needs; a task without this attribute lacks the schedule."""
+NEEDS = {"noam": "dim", "multistep": "milestones"}  # attribute without which a task lacks the schedule
 NO_WARMUP = ("one_cycle", "multistep")
 WARMUP = ("inverse_sqrt", "noam")
 

@@ -63,13 +63,10 @@ LANGUAGES = ("de", "en", "fr", "cs")
 SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-SPECIALS = (UNK, PAD, BOS, EOS)
-"""The tokens for unknown words, for padding, and for the beginning and the end of a sentence."""
+SPECIALS = (UNK, PAD, BOS, EOS)  # for unknown words, padding, and the beginning and end of a sentence
 UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
-UNSPACED = ("bo", "km", "lo", "my", "th")
-"""Languages without spaces between words for which sacreBLEU has no word tokenizer."""
-SpacedTokens = list[tuple[str, bool]]
-"""A sentence: a list of (token, whether a space follows the token)."""
+UNSPACED = ("bo", "km", "lo", "my", "th")  # languages without spaces, for which sacreBLEU has no word tokenizer
+SpacedTokens = list[tuple[str, bool]]  # a sentence: tokens, and whether a space follows the token
 Pairs = list[tuple[str, str]]
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target sentence, as texts and as tokens
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), row numbers in the split (B,)
@@ -85,12 +82,10 @@ class SentencePairs(TaskData):
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
         target: language to translate to; takes the same values as `source`.
-        root: your own folder with UTF-8 files of one sentence per line, train.de, train.en, val.de … test.en. Replaces
-            Multi30k.
+        root: folder of your own UTF-8 files with a sentence per line, train.de, train.en … test.en; replaces Multi30k.
         max_len: largest number of tokens in a sentence and in a translation, including <bos> and <eos>.
         min_freq: how often a word must occur in the training split to be in the vocabulary.
-        drop_pairs: whether pairs with an empty or too long sentence are left out and counted in result.json. Default:
-            such a pair raises an error.
+        drop_pairs: whether to leave out pairs with an empty or too long sentence; default: such a pair is an error.
     """
 
     keeps_order = True
@@ -128,9 +123,8 @@ class SentencePairs(TaskData):
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the texts
         sides = self._words("train")
-        source_vocab, target_vocab = (
-            build_vocab((word for sentence in side for word, _ in sentence), SPECIALS, self.min_freq) for side in sides
-        )
+        words = ((word for word, _ in chain.from_iterable(side)) for side in sides)
+        source_vocab, target_vocab = (build_vocab(side, SPECIALS, self.min_freq) for side in words)
         return {
             **{"source": self.languages[0], "target": self.languages[1]},
             **{"source_vocab": source_vocab, "target_vocab": target_vocab},
@@ -177,9 +171,8 @@ class SentencePairs(TaskData):
                 if not found:
                     pairs[split].append((texts, words))
         if faults and not self.drop_pairs:
-            raise UserError(
-                f"{len(faults):,} pairs cannot be used: {faults[0]}: correct these lines, or pass drop_pairs=true"
-            )
+            remedy = "correct these lines, or pass drop_pairs=true"
+            raise UserError(f"{len(faults):,} pairs cannot be used: {faults[0]}: {remedy}")
         if faults:
             count = f"{len(faults):,} of {sum(map(len, pairs.values())) + len(faults):,} pairs"
             self.notes["dropped_pairs"] = f"{count}: " + ", ".join(f"{n:,} of {split}" for split, n in dropped.items())
@@ -224,11 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return spaCy's rule-based tokenizer for a language: "Don't run." → Do, n't, run, "."
-
-    `language` is a code such as "de" or "en"; "xx" has general rules for many languages. Raises UserError if spaCy has
-    no rules for the language. spaCy's own error names a package that the rules need.
-    """
+    """Return spaCy's tokenizer for a language code: "Don't run." → Do, n't, run, "."; raise UserError without one."""
     code = language_code(language)
     import spacy
 
@@ -244,12 +233,10 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
     Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, or the right
-    token is joined to every token before it. The rule with the most votes is accepted first. The pairs with this rule
-    then lose their votes for other rules. For example, the rule for the hyphen explains "T-shirt", so "shirt" gets no
-    rule.
+    token is joined to every token before it. The rule with the most votes is accepted first, and its pairs lose their
+    votes for other rules: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
-    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and tokens to join to the token
-    after, such as "(".
+    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", or after, such as "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
@@ -399,10 +386,7 @@ class TranslationTask(BlockTask):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translations of sentences; put the task in eval mode first.
-
-        An empty sentence gives "". With `beam` = 1, decoding is greedy.
-        """
+        """Return the translations of sentences, by greedy decoding if `beam` is 1; put the task in eval mode first."""
         require_positive(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
@@ -414,10 +398,7 @@ class TranslationTask(BlockTask):
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return the words of a sentence as labels: source words for the encoder, target words for the decoder.
-
-        A map of cross-attention has target words as labels of its rows, and source words as labels of its columns.
-        """
+        """Return source words for the encoder, target words for the decoder, and both for a map of cross-attention."""
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
         if not layer.startswith("decoder"):
@@ -483,8 +464,7 @@ class TranslationTask(BlockTask):
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
     """Return a dict that maps "bleu" and "chrf" to sacreBLEU's score, from 0 to 100, and signature (Post 2018).
 
-    BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`. chrF
-    counts characters in every language. sacreBLEU's own error names a package that the tokenizer needs.
+    BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`.
     """
     code = language_code(language)
     metrics = {"bleu": BLEU(trg_lang=code, tokenize="char" if code in UNSPACED else None), "chrf": CHRF()}
@@ -493,8 +473,5 @@ def text_scores(translations: Sequence[str], references: Sequence[str], language
 
 
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return corpus BLEU as in the paper's figure 7, from 0 to 100.
-
-    The paper's BLEU counts <bos> and <eos> as words. These two words are always right, and raise the score.
-    """
+    """Return BLEU, from 0 to 100, as in the paper's figure 7: <bos> and <eos> count as words, and are always right."""
     return 100 * bleu_score(translations, [[reference] for reference in references])

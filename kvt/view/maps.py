@@ -38,15 +38,12 @@ if TYPE_CHECKING:  # not imported at run time, because `kvt bench` imports this 
     from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
-MAX_LABELLED = 40
-"""The largest number of tokens for which a map gets labels. More labels would be too small to read."""
+MAX_LABELLED = 40  # largest number of tokens for which a map gets labels, which must be large enough to read
 FONT = 6.5  # size in points
-REAL = 0.005
-"""An eigenvalue is described as real if the absolute value of its imaginary part is less than this number."""
+REAL = 0.005  # an eigenvalue counts as real if the absolute value of its imaginary part is smaller
 COLOURS = "viridis"
 SIGNS = {" ": "␣", "\n": "↵", "\t": "→"}
-Labels = tuple[list[str], list[str]] | None
-"""The labels of the rows and the labels of the columns of a map. None: the map has no labels."""
+Labels = tuple[list[str], list[str]] | None  # of the rows and of the columns of a map; None: no labels
 
 
 class NotebookFigure(Figure):
@@ -71,10 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """The eigenvalues of self-attention maps, complex (heads, N).
-
-        None for causal maps, because the eigenvalues of a causal map are its diagonal entries.
-        """
+        """The eigenvalues of self-attention maps, complex (heads, N); None for causal maps, whose diagonal they are."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -99,10 +93,7 @@ def examine(task: "Task", batch: Any, number: int = 0) -> Example:
 
 
 def collect_maps(task: "Task", batch: Any) -> Sequence[Layer]:
-    """Return the attention of all layers for a batch of one example, in the order of the layers.
-
-    The caller must put `task` in eval mode first.
-    """
+    """Return the attention of all layers, in order, for a batch of one example. `task` must be in eval mode."""
     return examine(task, batch).layers
 
 
@@ -118,13 +109,10 @@ def draw_maps(
     """Draw the maps that `kvt.record_maps` recorded, in the style of `kvt maps`. Jupyter displays the returned figure.
 
     Args:
-        maps: the attention maps of one forward pass.
+        maps: the attention maps of one forward pass; UserError if there are none.
         title: title of the figure.
         example: index of the example in the batch.
         tokens: labels of rows and columns. Only maps of N × N tokens get N labels.
-
-    Raises:
-        UserError: `maps` is empty.
     """
     if not maps:
         raise UserError("no map was recorded: call the model inside `with kvt.record_maps(model) as maps:`")
@@ -138,9 +126,8 @@ def draw_maps(
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
     """Add `looked_at`, averaged over batches, and `symmetric` to self-attention layers; return all layers.
 
-    If a position can attend to no other position, its `looked_at` is the position itself. The average is over maps with
-    the size of the layer's map. For example, maps of a batch with more padding are larger and are skipped. A layer is
-    returned unchanged if all maps were skipped.
+    If a position can attend to no other position, its `looked_at` is the position itself. Maps of another size than the
+    layer's map, such as maps of a batch with more padding, are skipped. If all are skipped, a layer stays unchanged.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
@@ -201,10 +188,9 @@ def visible(token: str) -> str:
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
     """Return a figure of all maps, with a row of panels for every layer and a column for every head.
 
-    A map is bright where the token of a row attends to the token of a column. All maps share one colour scale, which
-    the colour bar shows. Red rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a
-    layer shows the eigenvalues of its maps. `columns` is the number of panels in a row. A layer with more panels than
-    `columns` has several rows. By default, every layer fits into one row.
+    A map is bright where the token of a row attends to the token of a column. All maps share one colour scale. Red
+    rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a layer shows the eigenvalues
+    of its maps. `columns` is the number of panels in a row; by default, every layer fits into one row.
     """
     panels = 1 if layers[0].overlay is None else 2  # panels per head
     spectra = [layer.eigenvalues for layer in layers]
@@ -277,11 +263,10 @@ class Sheet:
 
 
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
-    """Return a colour scale for weights. It is a square-root scale, so that small weights are visible.
+    """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger. Nearly
-    uniform maps therefore have nearly uniform colours. If rows do not have the sum 1, for example without a softmax,
-    the scale ends at the largest weight.
+    The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger, so that
+    nearly uniform maps have nearly uniform colours; at the largest weight if rows do not have the sum 1.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -304,10 +289,7 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the mean entropy of the rows of maps (…, N, M), and the mean asymmetry of the scores.
-
-    Rows whose sum is not 1 are no distributions and have no entropy. The text then has the mean sum of the rows.
-    """
+    """Return as text the mean entropy of a map's rows (or their mean sum, if not 1) and the scores' mean asymmetry."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"

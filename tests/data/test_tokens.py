@@ -1,13 +1,12 @@
 """Symbols to numbers and back."""
 
-import json
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvt.data.tokens import UNK, BytePairs, Vocabulary, build_vocab, learn_pairs
+from kvt.data.tokens import UNK, Vocabulary, build_vocab
 from kvt.system import UserError
 from kvt.tasks.translation import SPECIALS
 
@@ -47,12 +46,3 @@ def test_symbols_are_compared_in_unicodes_composed_form():
         assert words.encode([composed, decomposed]) == words.begin(f"{composed} {decomposed}") == [1, 1]
     assert Vocabulary("a\xe4b").begin("ba\u0308") == [2, 1]
     assert Vocabulary("a\u0308").begin("a\u0308") == [0, 1]  # as in a model of letters of Hangul
-
-
-def test_a_file_at_which_the_library_panics_is_named():
-    """Its exception is no `Exception`."""
-    pytest.importorskip("tokenizers")
-    content = json.loads(learn_pairs(iter(["the cat sat on the mat. " * 50]), 280))
-    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    with pytest.raises(UserError, match=r"--tokenizer own is not a tokenizer\.json"):
-        BytePairs(json.dumps(content), "own")

@@ -1,35 +1,17 @@
-"""A run of two processes: a signal to the first one stops both; a share of a metric is noted."""
+"""A run of two processes: a signal to the first one stops both."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from signal import SIGTERM
 
 import pytest
 
-from kvt.tasks import ListTask
-from kvt.tasks.metrics import Metric
 from tests.conftest import QUIET, REPOSITORY, SMALL_LISTS
 from tests.helpers.drivers import alive, children, until, wait_for_training
 from tests.helpers.runs import equal, read_history, read_result, weights
 
 pytestmark = pytest.mark.slow
-
-
-def rank() -> str:
-    return os.environ.get("LOCAL_RANK", "0")
-
-
-class SharingTask(ListTask):
-    """Records a number for each process."""
-
-    metrics = (*ListTask.metrics, Metric("share", how="recorded", stages=("val",)))
-
-    def on_validation_epoch_end(self):
-        super().on_validation_epoch_end()
-        self.record("val/share", float(rank()))
 
 
 FLAGS = ["--devices=2", "--strategy=ddp", *QUIET, *SMALL_LISTS]
@@ -62,11 +44,3 @@ def test_a_signal_to_the_first_process_stops_both_within_half_a_minute_and_they_
     assert read_result(run) == read_result(whole)
     assert read_history(run) == read_history(whole)
     assert all(equal(weights(run, name), weights(whole, name)) for name in ("best", "last"))
-
-
-@pytest.mark.usefixtures("in_tmp_dir")
-def test_a_metric_of_one_process_alone_is_noted():
-    finish(start(*FLAGS, "--max_epochs=1", "--model", f"{__name__}.SharingTask"))
-    (path,) = Path().rglob("result.json")
-    notes = json.loads(path.read_text())["notes"]
-    assert notes["val/share"] == "of the first process alone, which has a part of the rows"

@@ -148,7 +148,7 @@ def test_weights_of_a_diverged_network_are_refused_and_nothing_is_cached(images,
         tmp_path / "nan.pth",
     )
     source = backbone_features(images, tmp_path / "nan.pth")
-    assert "'train' has " in user_error(source.prepare)
+    assert "'train' is not finite" in user_error(source.prepare)
     assert not source.cache.exists()
 
 
