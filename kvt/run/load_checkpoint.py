@@ -76,7 +76,7 @@ class Checkpoint:
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
             raise self.error(f"has no settings of its {name}: pass a task's YAML, such as --config cifar10")
-        path, settings = part["class_path"], {**part["init_args"]}
+        path, settings = str(part["class_path"]), {**part["init_args"]}
         if own is not None and own.rpartition(".")[2] != path.rpartition(".")[2]:
             raise self.error(f"contains {path:.100}, not {own}: drop --{name}")
         if not (path == own or (path.startswith("kvt.") and path.rpartition(".")[2] in known_classes())):
