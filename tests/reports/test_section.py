@@ -81,7 +81,6 @@ def test_a_section_that_fails_is_named_with_the_traceback_of_its_own_code(grid, 
     [
         ({"sections": "notes"}, "sections"),
         ({"tables": [{"metrics": "test/acc"}]}, "metrics"),
-        ({"tables": [{"metric": "test/acc", "margin": 0}]}, "margin"),
         ({"sections": ["note"]}, "'notes'"),
         ({"sections": ["nowhere.slowest"]}, "nowhere"),
         ({"sections": ["kvt.reports.sections.LEGEND"]}, "LEGEND"),
