@@ -105,12 +105,6 @@ def test_attentions_of_one_name_are_told_apart(write, tmp_path, monkeypatch):
     assert {run.folder(tmp_path).parent.name for run in runs} == {"KV"}
 
 
-def test_a_value_may_set_several_settings_together(write):
-    pairs = [{"attn": "kv", "lr": 0.1}, {"attn": "k", "attn_kwargs": {"kv_heads": 1}}]
-    runs = read_grid(write(tasks=["sort"], axes={"pair": pairs}, seeds=[0]), "paper").runs
-    assert [(run.attention, run.value("lr")) for run in runs] == [("kv", 0.1), ("k, kv_heads 1", 0.001)]
-
-
 EMA = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.9}}
 GROUPED = {"attn": "qkv", "attn_kwargs": {"kv_heads": 1}}
 
@@ -221,7 +215,6 @@ def test_a_grid_without_scales_has_one(write):
         ({"axes": {"devices": 2}}, ["devices"]),
         ({"axes": {"callbacks": {"class_path": "EMAWeightAveraging", "init_args": {"dekay": 0.99}}}}, ["dekay"]),
         ({"axes": {"lr": [0.1, float("nan")]}}, ["lr", "nan"]),
-        ({"axes": {"length": None}}, ["length"]),
         ({"axes": {"accumulate_grad_batches": 0}}, ["accumulate_grad_batches", "0"]),
         ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, ["width"]),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, ["dim", "two axes"]),

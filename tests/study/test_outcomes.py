@@ -42,7 +42,6 @@ def test_a_run_of_version_0_1_is_read(grid):
 
 DAMAGE = [
     *(("result.json", content) for content in (b"", b"\x80\0\xff", b"[]", json.dumps(METRICS).encode())),
-    ("result.json", json.dumps(RESULT | {"config": CONFIG.as_dict() | {"optimizer": "x"}}).encode()),
     ("history.csv", b""),
     ("history.csv", b"\x80\0\xff" * 99),
     ("history.csv", HISTORY.replace("1.75", "low").encode()),

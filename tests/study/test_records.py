@@ -126,14 +126,6 @@ def test_a_run_made_again_is_kept_beside_the_first_and_reported_with_its_differe
     assert "0.770" not in text
 
 
-@pytest.mark.usefixtures("other")
-def test_reports_of_several_grids_may_come_from_a_record_each(grid):
-    widen_record(grid, KEPT, [RUNS])
-    kvt("study report tiny.yaml another.yaml --from kept other --folder there")
-    assert "2 runs: 1 finished, 1 diverged" in Path("there/reports/tiny-all/report.md").read_text()
-    assert "2 runs: 1 to run, 1 finished" in Path("there/reports/another-all/report.md").read_text()
-
-
 def test_runs_that_a_grid_no_longer_has_stay(grid):
     widen_record(grid, KEPT, [RUNS])
     smaller = read(seeds=[0, 1], axes=TINY["axes"] | {"attn": ["kv"]})
