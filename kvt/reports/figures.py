@@ -1,6 +1,7 @@
 """Figures of a study: learning curves, and bars and differences of the results."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO, StringIO
@@ -19,9 +20,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.attention import ATTENTION
-from kvt.reports.comparisons import CEILING, Cell, Compared, cells_of, finished, finite
-from kvt.reports.names import STAGES, in_words, label
-from kvt.reports.tables import Table
+from kvt.reports.comparisons import CEILING, Compared, cells_of, finished, finite
+from kvt.reports.tables import STAGES, Table, in_words, label
 from kvt.reports.text import pair_of, verdict_in_words
 from kvt.study.outcomes import thinned
 from kvt.system import UserError
@@ -168,47 +168,53 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     diamond is a published mean. If the paper mislabels a column, the diamond stands in the column with the correct
     name. Columns and attentions without values are left out.
     """
-    cells = pd.DataFrame(cells_of(results, table), columns=Cell._fields).dropna(subset="mean")
-    if not len(cells):
+    cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
+    if not cells:
         return None
-    columns, mean = [*cells.column.unique()], cells["mean"]
-    chosen = line_styles(name for name in results.attention.unique() if name in {*cells.attention})
-    width = 0.82 / max(3, len(chosen))
-    beside = (cells.attention.map([*chosen].index) - (len(chosen) - 1) / 2) * width
-    cells["place"] = cells.column.map(columns.index) + beside
+    columns = [*dict.fromkeys(cell.column for cell in cells)]
+    tried = {cell.attention for cell in cells}
+    chosen = line_styles(name for name in results.attention.unique() if name in tried)
+    names, width = [*chosen], 0.82 / max(3, len(chosen))
+    places = {
+        (c.column, c.attention): columns.index(c.column) + (names.index(c.attention) - (len(names) - 1) / 2) * width
+        for c in cells
+    }
     figure = Figure(figsize=(WIDTH, 2.3))
     axes = figure.subplots()
     limit_ticks(axes, 5)
-    styles = [chosen[attention] for attention in cells.attention]
+    at, mean, deviation = [*places.values()], *np.array([(cell.mean, cell.over_settings) for cell in cells]).T
+    styles = [chosen[cell.attention] for cell in cells]
     colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
-    axes.bar(cells.place, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
+    axes.bar(at, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
     below = mean if (mean >= 0).all() else inf  # a metric that is never negative has no whisker below 0
-    reach = [np.minimum(cells.over_settings, limit) for limit in (below, (table.kind.highest - mean).clip(lower=0))]
+    reach = [np.minimum(deviation, limit) for limit in (below, (table.kind.highest - mean).clip(0))]
     whisker: dict[str, Any] = {"color": "0.15", "elinewidth": 0.9, "capsize": min(2.5, 20 * width)}
-    axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
-    runs = pd.concat(finished(results, table, column).assign(column=column) for column in columns)
-    runs = runs.merge(cells[["column", "attention", "place"]], on=["column", "attention"])
-    spread = (runs.groupby("place").cumcount() + 1) * 0.618 % 1 - 0.5  # golden ratio: dots rarely overlap
-    axes.plot(runs.place + 0.7 * width * spread, runs[table.metric], **RUN, alpha=0.6, zorder=3)
+    axes.errorbar(at, mean, reach, fmt="none", **whisker, zorder=4)
+    dots, drawn = [], Counter[float]()
+    for column in columns:
+        runs = finished(results, table, column)
+        for attention, value in zip(runs.attention, runs[table.metric], strict=True):
+            drawn[place := places[column, attention]] += 1
+            spread = drawn[place] * 0.618 % 1 - 0.5  # golden ratio: dots rarely overlap
+            dots.append((place + 0.7 * width * spread, value))
+    axes.plot(*zip(*dots, strict=True), **RUN, alpha=0.6, zorder=3)
     keys: list[Any] = [
         Patch(facecolor=style.colour, hatch=HATCHES[style.dashes], **BAR, label=style.label)
         for style in chosen.values()
     ]
     keys.append(Line2D([], [], **RUN, label="a run"))
-    if cells.published_mean.notna().any():
-        axes.plot(cells.place, cells.published_mean, **PUBLISHED)
-        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
-    names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]
-    axes.set_xticks(range(len(columns)), names)
+    if any(isfinite(cell.published_mean) for cell in cells):
+        axes.plot(at, [cell.published_mean for cell in cells], **PUBLISHED)
+        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.printed)))
+    axes.set_xticks(range(len(columns)), [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns])
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps bars narrow if there are few groups
     axes.set_xlim(-margin, len(columns) - 1 + margin)
     axes.set_ylabel(table.title)
     add_legend(figure, keys)
-    several = cells.over_settings.notna().any()
-    over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
-    figure.suptitle(over)
+    over = "mean over settings, whisker: ± one standard deviation over settings"
+    figure.suptitle(over if np.isfinite(deviation).any() else "mean over seeds")
     return figure
 
 

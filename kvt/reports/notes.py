@@ -1,4 +1,4 @@
-"""Writes the notes of a report: the share of the grid that has run, costs, failures, and machines of the runs."""
+"""Writes the notes of a report: which runs are missing, costs, failures, and machines of the runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,86 +10,36 @@ import pandas as pd
 from kvt.data.published import UNPUBLISHED
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import finished, untried
-from kvt.reports.names import label
-from kvt.reports.section import Results, Section
+from kvt.reports.report import Results, Section
+from kvt.reports.tables import counted, label
 from kvt.run.config import in_short
 from kvt.study.grid import ATTENTIONS, FULL, Grid
-from kvt.study.outcomes import TERMINAL, State, tally
+from kvt.study.outcomes import TERMINAL, State
 
 MISSING = Markdown("""\
 **Runs are missing. Until all have ended, the means of two attentions may be over different settings. The comparisons
 use pairs of finished runs only.**""")
-
 SHARE = Markdown("""\
-**A part of the grid**: {made} of {wanted} runs ({share:.0f} %) have ended. Of {cells} settings, {whole} have all runs
-and {some} have at least one. A setting is a task with one combination of all values except attention and seed.""")
-
-UNTRIED = Markdown("""\
-**Not run yet**: {}.""")
-
-PARTIAL = Markdown("""\
-**Not all of the data**: the runs have {}.""")
-
-OTHER_COUNTS = Markdown("""\
-**Not the published data**: {}.""")
-
+**A part of the grid**: {made} of {wanted} runs ({share:.0f} %) have ended. Of {settings}, {whole} have all runs and
+{some} have at least one. Of {seeds}, {missing} have missing runs. A setting is a task with one combination of all
+values except attention and seed.""")
 COSTS = Markdown("""\
 Parameters and training time divided by those of {first}: medians over pairs, and quartiles of the times. The times are
 indicative only, because the machine may have done other work. `kvt bench` measures times.""")
-
 REPEATED = Markdown("""\
 These runs were repeated with the same settings and seed, for example on another machine or with other versions. The
 tables above use only the first result of each run. *identical*: all metrics are equal to six digits. *difference*: the
 later result minus the first result, in points.""")
-
 OTHER_DATA = Markdown("""\
 **Runs of {task} with equal data settings were trained on different data ({counts}). A difference between them may be
 due to the data.**""")
-
 SIX_DIGITS = 5e-6  # the largest relative error of a number with six digits
 
 
-def scope(grid: Grid, results: Results) -> list[Markdown]:
-    """Return the first paragraphs of a report: the scale, the runs that have ended, and differences from the paper."""
-    lines = [Markdown("Scale **{}**: {} {}.").format(grid.scale, grid.about, tally(results.runs.state))]
-    if grid.scale_diff:
-        cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
-        lines.append(markdown_table([["", grid.scale, FULL], *cut]))
-    limits = {
-        f"{name} {value}"
-        for run in grid.runs
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches")
-        if (value := run.value(name)) is not None
-    }
-    lines += [PARTIAL.format(", ".join(sorted(limits)))] if limits else []
-    if unmade := untried(results.runs):
-        lines.append(UNTRIED.format("; ".join(map(label, unmade))))
-    lines += _share(results.runs)
-    tried = results.runs[~results.runs.attention.isin(unmade)]
-    lines += [] if set(tried.state) <= set(TERMINAL) else [MISSING]
-    lines += [results.swept] if results.swept else []
-    return [*lines, *other_counts(results.runs), *_other_data(grid, results.runs)]
-
-
-def other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence that lists data sets whose number of examples is not the published number; [] without any."""
-    notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
-    return [OTHER_COUNTS.format("; ".join(found))] if (found := [*dict.fromkeys(filter(None, notes))]) else []
-
-
-def _share(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a paragraph that tells how many runs of the grid have ended; [] if no run or all runs have ended."""
-    made = runs.state.isin(TERMINAL)
-    if made.all() or not made.any():
-        return []
-    of_settings = made.groupby(runs.task + " " + runs.setting)
-    whole, some = int(of_settings.all().sum()), int(of_settings.any().sum())
-    counts = {"made": made.sum(), "wanted": len(runs), "share": 100 * made.mean()}
-    return [SHARE.format(**counts, whole=whole, some=some, cells=of_settings.ngroups)]
-
-
 def notes(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield sections about the costs of attentions, about repeated, failed and diverged runs, and about machines."""
+    """Yield sections about the runs, costs of attentions, repeated, failed and diverged runs, and machines."""
+    if lines := [*_runs(grid, results)]:
+        yield Section("Runs", lines)
     yield from _costs(results)
     yield from _repeated(results)
     for state in (State.FAILED, State.DIVERGED):
@@ -103,16 +53,47 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
         yield Section("Measured on", [_list(_measured_on(done).items())])
 
 
-def _other_data(grid: Grid, results: pd.DataFrame) -> list[Markdown]:
-    """Return a warning for each task in which runs with equal data settings were trained on different data."""
-    lines = []
+def other_counts(runs: pd.DataFrame) -> list[Markdown]:
+    """Return a sentence that lists data sets whose number of examples is not the published number; [] without any."""
+    notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
+    found = [*dict.fromkeys(filter(None, notes))]
+    return [Markdown("**Not the published data**: {}.").format("; ".join(found))] if found else []
+
+
+def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
+    """Yield paragraphs about the settings that differ from the paper's, and about runs that are missing."""
+    if grid.scale_diff:
+        cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
+        yield markdown_table([["", grid.scale, FULL], *cut])
+    parts = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+    limits = {f"{name} {value}" for run in grid.runs for name in parts if (value := run.value(name)) is not None}
+    if limits:
+        yield Markdown("**Not all of the data**: the runs have {}.").format(", ".join(sorted(limits)))
+    if unmade := untried(results.runs):
+        yield Markdown("**Not run yet**: {}.").format("; ".join(map(label, unmade)))
+    if (made := results.runs.state.isin(TERMINAL)).any() and not made.all():
+        of_settings = made.groupby(results.runs.task + " " + results.runs.setting)
+        of_seeds = made.groupby(results.runs.seed)
+        yield SHARE.format(
+            **{"made": made.sum(), "wanted": len(made), "share": 100 * made.mean()},
+            **{"settings": counted(of_settings.ngroups, "setting"), "seeds": counted(of_seeds.ngroups, "seed")},
+            **{"whole": of_settings.all().sum(), "some": of_settings.any().sum(), "missing": (~of_seeds.all()).sum()},
+        )
+    if not made[~results.runs.attention.isin(unmade)].all():
+        yield MISSING
+    if results.swept:
+        yield results.swept
+    yield from _other_data(grid, results.runs)
+
+
+def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
+    """Yield a warning for each task in which runs with equal data settings were trained on different data."""
     settings = results.task + [str(run.config.data) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
         counts = Counter(rows.content.dropna())
         if len(counts) > 1:
-            text = "; ".join(f"{count} run{'s' * (count > 1)} on {content}" for content, count in counts.items())
-            lines.append(OTHER_DATA.format(task=rows.task.iloc[0], counts=text))
-    return lines
+            text = "; ".join(f"{counted(count, 'run')} on {content}" for content, count in counts.items())
+            yield OTHER_DATA.format(task=rows.task.iloc[0], counts=text)
 
 
 def _costs(results: Results) -> Iterator[Section]:
@@ -166,12 +147,13 @@ def _measured_on(done: pd.DataFrame) -> dict[str, str]:
     }
     lines = {}
     for name, counts in zip(texts, map(Counter, texts.values()), strict=True):
-        lines[name] = "; ".join(v if len(counts) == 1 else f"{v} ({count} runs)" for v, count in counts.items())
+        each = [v if len(counts) == 1 else f"{v} ({counted(count, 'run')})" for v, count in counts.items()]
+        lines[name] = "; ".join(each)
     return {**lines, "training alone": f"{done.seconds.sum() / 3600:.1f} hours, sum over all runs"}
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)} a run"
+    threads = f"{counted(machine['threads'], 'thread')} a run"
     return ", ".join([f"{machine['processor']} ({machine['system']})", threads, *machine["gpus"]])
 
 
