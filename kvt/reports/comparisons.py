@@ -41,7 +41,7 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions of which no run has started. If no run of the grid has started, return an empty list."""
+    """Return the attentions of which no run has started; [] if no run of the grid has."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 
@@ -69,10 +69,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
-    """Return the cells of a table, column by column.
-
-    An attention without runs is left out, unless it has published numbers or no attention has runs.
-    """
+    """Return the cells of a table, column by column, of attentions with runs or published numbers."""
     cells, hidden = [], {*untried(results)} - {*table.published}
     for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
         ours = table.runs(results, column)
@@ -127,8 +124,7 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
     """Compare attentions in each column and pool of a report's tables.
 
     Comparisons that claims are about have a verdict, and p-values corrected for the number of these comparisons (Holm).
-    Intervals are not corrected. A setting is left out if all its runs are at the ceiling, or if all its runs are at
-    chance: the task is then too easy or too hard to show a difference.
+    A setting in which all runs are at the ceiling, or all at chance, is left out, because it cannot show a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -141,10 +137,9 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two frames of the metric in a column or pool: a row is a setting and seed, a column is an attention.
+    """Return the metric in a column or pool: a row is a setting (its text begins with the task) and seed.
 
-    The first frame has all finished runs. The second frame lacks each setting in which all runs are at the ceiling, or
-    all runs are at chance. In the index, the text of a setting begins with the name of its task.
+    A column is an attention. The second frame lacks settings in which all runs are at the ceiling, or all at chance.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -179,16 +174,13 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
 
 def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
     diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
-    values = results[table.metric] if table.metric in results else pd.Series(nan, results.index)
+    values = results.get(table.metric, pd.Series(nan, results.index))
     values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
     return results.assign(state=results.state.mask(diverged, State.FINISHED), **{table.metric: values})
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions with a run that has diverged or failed, or whose metric is not finite.
-
-    A mean over training is also unknown for a finished run whose record has no history. Such a run is not lost.
-    """
+    """Return the attentions with a run that diverged or failed, or without a finite metric, history permitting."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
     if not table.over_training:

@@ -1,9 +1,8 @@
-"""Writes the report of a study: a Markdown file with pictures, and two CSV files.
-
-A report is a list of sections. A grid lists the functions that return its sections by name, or by import path.
-"""
+"""Writes the report of a study. A grid lists the functions of its sections by name, or by import path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite
 from pathlib import Path
 from traceback import format_exception
 from types import MappingProxyType
@@ -14,12 +13,19 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from kvt.markdown import Markdown
-from kvt.reports.best_of import best_of, swept_setting
 from kvt.reports.comparisons import Compared, comparisons, with_means
 from kvt.reports.figures import as_pdf, as_svg
-from kvt.reports.tables import Table, against_of, curves_of, tables_of
-from kvt.study.grid import Grid
-from kvt.study.outcomes import Outcomes, State, table_of_histories, table_of_repeats, table_of_results, tally
+from kvt.reports.tables import Table, against_of, counted, curves_of, tables_of
+from kvt.study.grid import Grid, Run
+from kvt.study.outcomes import (
+    Outcomes,
+    State,
+    outcome_of,
+    table_of_histories,
+    table_of_repeats,
+    table_of_results,
+    tally,
+)
 from kvt.system import UserError, import_object, mistake_in, say, unknown, write_atomically
 
 OURS = ("tables", "curves", "notes")
@@ -28,28 +34,21 @@ HEAD = Markdown("""\
 # {title}
 
 Scale **{scale}**: {about} {runs}.""")
+SWEPT = Markdown("""\
+For each task, setting, attention and seed, {tried} finished, with {setting} from {values}. This report uses the one
+with the best validation metric: {shown} of {made}.""")
 
 
 class Results(NamedTuple):
-    """The results of a grid. Of each sweep over `best_of`, only the best run is included.
+    """The results of a grid. Of each sweep over `best_of`, only the best run is included."""
 
-    Attributes:
-        runs: a row for each run, with its settings, `state` and metrics (see `table_of_results`).
-        repeats: a row for each repetition of a run.
-        histories: a row for each step that a finished run logged (see `table_of_histories`).
-        tables: the tables that the grid names.
-        compared: the `comparisons` of all tables.
-        swept: a sentence about the sweeps; None for a grid without `best_of`.
-        root: the folder of the runs; None if the results come from records.
-    """
-
-    runs: pd.DataFrame
-    repeats: pd.DataFrame
-    histories: pd.DataFrame
+    runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
+    repeats: pd.DataFrame  # a row for each repetition of a run
+    histories: pd.DataFrame  # a row for each step that a finished run logged (see `table_of_histories`)
     tables: Sequence[Table]
-    compared: Sequence[Compared]
-    swept: Markdown | None = None
-    root: Path | None = None
+    compared: Sequence[Compared]  # the comparisons of all tables
+    swept: Markdown | None = None  # a sentence about the sweeps
+    root: Path | None = None  # the folder of the runs; None if the results come from records
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -62,22 +61,12 @@ class Results(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of a report.
+    """A part of a report."""
 
-    Attributes:
-        title: the heading. If it is empty, the text continues the previous section.
-        text: paragraphs and tables as `Markdown`. A plain string is escaped, so that readers see it unchanged.
-        tables: the numbers of the section's tables, for tables.csv.
-        figures: a mapping from file name to figure. The figures are shown below the text.
-    """
-
-    title: str = ""
-    text: Sequence[str] = ()
-    tables: Sequence[pd.DataFrame] = ()
-    figures: Mapping[str, Figure] = MappingProxyType({})
-
-
-SectionFunction = Callable[[Grid, Results], Iterable[Section]]
+    title: str = ""  # the heading; if it is empty, the text continues the previous section
+    text: Sequence[str] = ()  # paragraphs and tables as `Markdown`; a plain string is escaped
+    tables: Sequence[pd.DataFrame] = ()  # the numbers of the section's tables, for tables.csv
+    figures: Mapping[str, Figure] = MappingProxyType({})  # by file name; shown below the text
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
@@ -89,21 +78,37 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
     return grid, Results(runs, repeats, histories, tables, compared, swept, root)
 
 
+def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
+    """Return the grid reduced to the best run of each sweep over `best_of`, and a sentence that describes the sweeps.
+
+    The runs of a sweep differ only in this setting. The best run has the best value of the task's `monitor`; without
+    finished runs, it is the first run. The setting is removed from all runs, so that attentions can be paired.
+    """
+    if (setting := swept_setting(grid)) is None:
+        return grid, None
+    sweeps: dict[str, list[Run]] = {}
+    for run in grid.runs:
+        rest = {name: value for name, value in run.settings.items() if name != setting}
+        sweeps.setdefault(repr((run.task, rest, run.seed)), []).append(replace(run, settings=rest))
+    scores = {run.name: score for run in grid.runs if (score := _score(run, outcomes)) is not None}
+    chosen = [max(runs, key=lambda run: scores.get(run.name, -inf)) for runs in sweeps.values()]
+    values = ", ".join(dict.fromkeys(str(run.value(setting)) for run in grid.runs))
+    counts = [count for runs in sweeps.values() if (count := sum(run.name in scores for run in runs))]
+    least, most = min(counts, default=0), max(counts, default=0)
+    tried = f"{least} to " * (least < most) + counted(most, "run")
+    text = SWEPT.format(
+        tried=tried, setting=setting, values=values, made=counted(len(scores), "run"), shown=len(counts)
+    )
+    return replace(grid, runs=tuple(chosen)), text
+
+
 @rc_context({"text.parse_math": False})  # a $ in a name is not the start of a formula
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, pdf: bool = False) -> list[Path]:
-    """Write report.md, tables.csv, runs.csv and pictures; return the paths without the pictures.
+    """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths without the pictures.
 
-    Args:
-        grid: the grid, which lists the sections.
-        outcomes: the outcomes of the grid's runs.
-        out: the folder of the report. The function creates a missing folder.
-        root: the folder of the runs, for pictures that need checkpoints.
-        pdf: whether to write each picture as PDF, too.
+    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, pictures are also PDF files.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # for example, nobody can create a folder in /proc
-        raise UserError(f"{out}: cannot create this folder: choose another folder") from error
+    out.mkdir(parents=True, exist_ok=True)
     grid, results = measure(grid, outcomes, root)
     sections = [*write_sections(grid, results)]
     head = HEAD.format(title=grid.title, scale=grid.scale, about=grid.about, runs=tally(results.runs.state))
@@ -145,12 +150,16 @@ def require_report(grid: Grid) -> None:
         check(grid)
 
 
-def _function(grid: Grid, name: str) -> SectionFunction:
-    """Return the function of a section: one of `OURS`, or the function at an import path such as my_sections.slowest.
+def swept_setting(grid: Grid) -> str | None:
+    """Return the setting that a grid names in `best_of`, or None; raise UserError if it is not an axis of the grid."""
+    setting = grid.file.best_of
+    if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
+        raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
+    return setting
 
-    Raises:
-        UserError: the function does not exist.
-    """
+
+def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Section]]:
+    """Return the function of a section: one of `OURS`, or the function at an import path."""
     flag, known = f"section of {grid.name}:", [*OURS, "my_sections.slowest"]
     if name not in OURS and "." not in name:
         raise unknown(flag, name, known)
@@ -159,6 +168,16 @@ def _function(grid: Grid, name: str) -> SectionFunction:
         found = "there is no such name in that file" if function is None else "expected a function of (grid, results)"
         raise UserError(f"{flag} {name!r}: {found}")
     return function
+
+
+def _score(run: Run, outcomes: Outcomes) -> float | None:
+    """Return the value of `monitor`, negated if less is better, −inf if it is not finite; None for unfinished runs."""
+    outcome = outcome_of(run, outcomes)
+    task = run.config.classes["model"]
+    if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:
+        return None
+    score = float(value) if task.monitored().better == "more" else -float(value)
+    return score if isfinite(score) else -inf
 
 
 def _parts(section: Section) -> list[str]:

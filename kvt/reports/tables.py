@@ -120,8 +120,8 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
     """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid without `tables` gets a table for each metric that is the `monitor` of a task. The table has the test metric,
-    or the validation metric of tasks without a test split.
+    A grid without `tables` gets a table for each `monitor` of its tasks: of the test metric, or of the validation
+    metric if a task has no test split.
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
@@ -130,20 +130,16 @@ def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Tab
 
 
 def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
-    metrics: dict[str, set[str]] = {}
-    for run in grid.runs:
-        metrics.setdefault(run.config.classes["model"].monitor, set()).add(run.task)
-    for monitor, tasks in metrics.items():
+    for monitor in dict.fromkeys(task.monitor for task in tasks_of(grid)):
+        runs = [run for run in grid.runs if run.config.classes["model"].monitor == monitor]
         of_test = f"test/{monitor.partition('/')[2]}"
-        measured: dict[str, set[str]] = {}
-        for run in grid.runs:
-            if run.task in tasks and (outcome := outcome_of(run, outcomes)).state == State.FINISHED:
-                measured.setdefault(run.task, set()).update(outcome.result)
-        untested = [task for task, names in measured.items() if of_test not in names]
+        done = [(run.task, one.result) for run in runs if (one := outcome_of(run, outcomes)).state == State.FINISHED]
+        tested = {task for task, result in done if of_test in result}
+        untested = [*dict.fromkeys(task for task, _ in done if task not in tested)]
         note = f"no test split: {', '.join(untested)}; the best checkpoint is evaluated on the split that chose it"
-        for metric, chosen, words in ((of_test, tasks.difference(untested), ""), (monitor, {*untested}, note)):
+        for metric, words in ((of_test, ""), (monitor, note)):
+            names = {run.name for run in runs if (run.task in untested) == (metric == monitor)}
             table = _table(grid, outcomes, TableEntry(metric=metric, note=words))
-            names = {run.name for run in grid.runs if run.task in chosen}
             yield table._replace(columns={name: of & names for name, of in table.columns.items() if of & names})
 
 
@@ -153,7 +149,7 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
     attentions, names = [run.attention for run in runs], [*found] if columns else [run.task for run in runs]
     claims = {(one.scale, one.column, *pair): one.margin for one in entry.claims or () for pair in one.pairs}
     for what, given, known in (
-        ("metric in tables", [entry.metric], [f"{stage}/{m}" for stage in ("test", "val") for m in _metrics_of(grid)]),
+        ("metric in tables", [entry.metric], _metrics_of(grid, "test", "val")),
         ("attention in published", entry.published, attentions),
         ("attention in pairs", chain.from_iterable(grid.file.pairs), attentions),
         ("scale in claims", [scale for scale, *_ in claims], grid.file.scales),
@@ -175,7 +171,7 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
     split = entry.metric.partition("/")[0]
     return Table(
         metric=f"{entry.metric} over training" if entry.over_training else entry.metric,
-        kind=kind_of(grid, entry.metric),
+        kind=metric_of(entry.metric, tasks_of(grid)),
         columns=of_columns,
         published=published,
         printed=printed if entry.relabelled else {},
@@ -202,33 +198,26 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 def curves_of(grid: Grid) -> list[list[str]]:
     """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first."""
-    known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
+    known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: a dict that maps the label of a horizontal axis to the setting on this axis.
-
-    A name such as "test/acc_*_back" stands for all metrics that match it. The matched number is then on the axis.
-    """
+    """Return the `against` of a grid: a dict from the label of an axis to a setting, or to a pattern with *."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))
     return grid.file.against
 
 
-def kind_of(grid: Grid, metric: str) -> Metric:
-    """Return the `Metric` with this name that the grid's tasks declare, or else the declaration of kvt's tasks."""
-    return metric_of(metric, _tasks_of(grid))
-
-
-def _metrics_of(grid: Grid) -> list[str]:
-    return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
-
-
-def _tasks_of(grid: Grid) -> list[type[Task]]:
+def tasks_of(grid: Grid) -> list[type[Task]]:
+    """Return the classes of the grid's tasks."""
     return [*dict.fromkeys(run.config.classes["model"] for run in grid.runs)]
+
+
+def _metrics_of(grid: Grid, *splits: str) -> list[str]:
+    return [f"{split}/{metric.name}" for split in splits for metric in declared(tasks_of(grid))]
 
 
 def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:

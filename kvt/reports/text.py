@@ -1,7 +1,7 @@
 """Formats the cells and the comparisons of a table as Markdown and as rows of tables.csv."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite, isnan, nan
 
 import numpy as np
@@ -15,7 +15,7 @@ from kvt.tasks.metrics import Metric
 
 
 def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compared] = ()) -> Markdown:
-    """Return a table with our results, the published results, their difference and the pairs with a better result.
+    """Return our results, the published results, their difference, and in how many pairs an attention is better.
 
     The last row has the number of runs of most cells of a column. A cell with another number has its own.
     """
@@ -59,26 +59,18 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return a table of the median step at which the validation metric reaches `NEARLY` · its highest possible value.
-
-    Return None if no run has this metric.
-    """
+    """Return the median step at which validation reaches `NEARLY` · the highest value; None if no run has validated."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
     runs = histories.dropna(subset=metric).drop_duplicates("name")
     runs = runs.assign(steps=runs.name.map(steps_to_ceiling(histories, metric)).fillna(inf))
-    medians = {c: runs[runs.name.isin(table.columns[c])].groupby("attention").steps.median() for c in columns}
-    rows = pd.DataFrame(medians, index=runs.attention.unique()).itertuples()
-    return attentions_table(columns, {name: row for name, *row in rows}, "{:,.0f}".format)
-
-
-def attentions_table(
-    columns: Iterable[str], rows: Mapping[str, Iterable[float]], form: Callable[[float], str]
-) -> Markdown:
-    """Return a table with a row for each attention. A dash stands for a number that is not finite."""
-    lines = [[bold_label(name), *(form(x) if isfinite(x) else "–" for x in row)] for name, row in rows.items()]
-    return markdown_table([["", *columns], *lines])
+    medians = [runs[runs.name.isin(table.columns[c])].groupby("attention").steps.median() for c in columns]
+    lines = [["", *columns]]
+    for attention in runs.attention.unique():
+        steps = [of.get(attention, inf) for of in medians]
+        lines.append([bold_label(attention), *(f"{step:,.0f}" if isfinite(step) else "–" for step in steps)])
+    return markdown_table(lines)
 
 
 def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table) -> list[pd.DataFrame]:
@@ -93,16 +85,13 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List the columns with comparisons at the ceiling, such as "copy; reverse (all but KV+Pos); sort (KV)"."""
-    words = []
-    with_first = [one for one in compared if one.baseline == compared[0].baseline]
-    for column in dict.fromkeys(one.column for one in with_first):
-        here = [one for one in with_first if one.column == column]
+    """List the columns with comparisons at the ceiling, such as "copy; reverse (KV)"."""
+    words, baseline = [], compared[0].baseline
+    for column in dict.fromkeys(one.column for one in compared):
+        here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
         easy = [label(one.attention) for one in here if one.verdict == CEILING]
-        hard = [label(one.attention) for one in here if one.verdict != CEILING]
         if easy:
-            fewer = f" (all but {' / '.join(hard)})" if len(hard) < len(easy) else f" ({' / '.join(easy)})"
-            words.append(column + fewer * bool(hard))
+            words.append(column if len(easy) == len(here) else f"{column} ({', '.join(easy)})")
     return "; ".join(words)
 
 

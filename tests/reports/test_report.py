@@ -450,8 +450,8 @@ def test_a_summary_names_what_is_decided(results, table):
     level = results.assign(state=State.FINISHED, seed=results.seed.fillna(0))
     level["test/acc"] = 0.8 - 0.3 * (level.attention == "kv") + 0.001 * level.seed * (level.attention == "kv")
     (sentence,) = summary(table, comparisons(level, [table]))
-    assert "**worse**: KV − QKV (sort -29.95; sub -29.95)" in sentence
-    assert "**as good**: KV+Pos − QKV (sort 0.00; sub 0.00)" in sentence
+    assert "**worse**: KV − QKV (sort -29.95), KV − QKV (sub -29.95); " in sentence
+    assert "**as good**: KV+Pos − QKV (sort 0.00), KV+Pos − QKV (sub 0.00)." in sentence
 
 
 def test_a_line_without_a_verdict_says_how_many_seeds_it_has(results, table):
