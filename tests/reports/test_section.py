@@ -46,7 +46,7 @@ def test_a_grid_of_which_no_run_has_finished_has_a_report(name):
 
 def test_an_own_section_is_in_the_page_and_its_numbers_are_in_the_csv(grid, monkeypatch):
     monkeypatch.syspath_prepend(".")
-    words = grid(sections=["differences", "tables", "my_sections.slowest", "curves", "notes"])
+    words = grid(sections=["tables", "my_sections.slowest", "curves", "notes"])
     Path("my_sections.py").write_text(SLOWEST)
     command("study report", [*words, "--out", "report"])
     text = Path("report/report.md").read_text()
