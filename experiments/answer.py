@@ -129,7 +129,7 @@ def _errors(values: pd.DataFrame, kind: Metric) -> pd.DataFrame:
 
 
 def _published(row: Row, table: Table, attention: str) -> float:
-    values = [table.published_right.get(name, {}).get(row.column, (np.nan,))[0] for name in (attention, "qkv")]
+    values = [table.published.get(name, {}).get(row.column, (np.nan,))[0] for name in (attention, "qkv")]
     ours, first = _errors(pd.DataFrame([values]), table.kind).loc[0]
     return float(ours / first)
 

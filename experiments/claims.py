@@ -20,11 +20,10 @@ from kvt.grids.cycles import ACCURACY, NEAR, add_cycles, level, longer_cycles
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, Compared, by_seed, finite
-from kvt.reports.names import label, metric_of
-from kvt.reports.section import measure
+from kvt.reports.report import measure
 from kvt.reports.statistics import TOO_FEW, UNDECIDED, Comparison, compare, verdict
-from kvt.reports.tables import Table
-from kvt.reports.text import better_in, difference_of, interval_of, left_out_of, pair_of, verdict_in_words
+from kvt.reports.tables import Table, label, metric_of
+from kvt.reports.text import better_in, difference_of, interval_of, left_out_of, pair_of
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import RECORD, find_outcomes, read_record
@@ -135,7 +134,7 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], find: 
 def published(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
     """Return the published differences of the columns, or their mean; a dash for an attention without numbers."""
     table = _known(find, record).table(metric)
-    right = table.published_right
+    right = table.published
     said = []
     for name in OURS:
         gaps = [right[name][c][0] - right["qkv"][c][0] for c in columns if c in right.get(name, {})]
@@ -325,9 +324,9 @@ def _verdict(lines: Sequence[tuple[Compared, Metric]], claimed: str) -> str:
             than = "as" if line.verdict == "as good" else "than"
             where = f" in {line.column}" * (len({one.column for one, _ in lines}) > 1)
             return f"{FAILS}: {label(line.attention)} is {line.verdict} {than} {label(line.baseline)}{where}"
-    for line, kind in lines:
+    for line, _ in lines:
         if line.verdict not in (claimed, UNDECIDED):
-            return f"{UNTESTED}: {verdict_in_words(line, kind)}"
+            return f"{UNTESTED}: {line.verdict}"
     open_lines = [(line, kind) for line, kind in lines if line.verdict == UNDECIDED]
     widths = [(line.high - line.low) / 2 / kind.point for line, kind in open_lines]
     if any(_contradicts(line.difference, line.margin * kind.point, claimed, kind.better) for line, kind in open_lines):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvt.attention import Attention, record_maps
 from kvt.markdown import markdown_table
-from kvt.reports.names import label
+from kvt.reports.tables import label
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.tasks import LanguageModelTask

@@ -440,7 +440,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
     """Return the grids and their runs. With `only`, return the runs with these settings and the grids of these runs."""
     if not names:
         raise UserError("pass a grid, such as table2")
-    from kvt.reports.section import require_report
+    from kvt.reports.report import require_report
     from kvt.study.grid import deduplicate, read_grid, select
 
     grids = [read_grid(name, scale, changes) for name in names]

@@ -27,8 +27,7 @@ from claims import (
 )
 
 from kvt.reports.comparisons import comparisons
-from kvt.reports.names import metric_of
-from kvt.reports.tables import Table, tables_of
+from kvt.reports.tables import Table, metric_of, tables_of
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import State
 from kvt.system import GRIDS, read_yaml

@@ -21,7 +21,7 @@ from kvt.grids.cache import costs as costs_of_cache
 from kvt.grids.cycles import add_cycles, level, longer_cycles, stands
 from kvt.grids.padding import COUNTED, REAL, perplexity_costs
 from kvt.reports.comparisons import NEARLY, steps_to_ceiling
-from kvt.reports.names import label
+from kvt.reports.tables import label
 from kvt.study.grid import Run, read_grid
 from tests.conftest import REPOSITORY
 

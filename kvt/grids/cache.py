@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, line_styles
-from kvt.reports.names import label
-from kvt.reports.section import Results, Section
+from kvt.reports.report import Results, Section
 from kvt.reports.statistics import compare
+from kvt.reports.tables import label
 from kvt.study.grid import Grid, Run
 
 LOSS = "val/loss"

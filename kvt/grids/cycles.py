@@ -14,8 +14,8 @@ from scipy.stats import t
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, steps_to_ceiling
 from kvt.reports.figures import POINTS, STYLE, WIDTH, add_legend, limit_ticks, line_styles
-from kvt.reports.names import label
-from kvt.reports.section import Results, Section
+from kvt.reports.report import Results, Section
+from kvt.reports.tables import label
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import thinned
 
@@ -56,7 +56,7 @@ def levels(grid: Grid, results: Results) -> Iterator[Section]:
     figures = {"levels": draw_levels(known, length)}
     if COURSE in results.histories:
         figures["ladder"] = draw_ladder(results.histories, known, length)
-    yield Section("Levels", [Markdown(TEXT).format(length=length)], (), figures, [Markdown(finding)])
+    yield Section("Levels", [Markdown(finding), Markdown(TEXT).format(length=length)], figures=figures)
     yield Section(text=[*_tables(known, results.histories, length)])
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from matplotlib.figure import Figure
 
 from kvt.attention import row_entropy
-from kvt.reports.names import label
-from kvt.reports.section import Results, Section
+from kvt.reports.report import Results, Section
+from kvt.reports.tables import label
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import Grid, Run
 from kvt.tasks import Task

@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 
 from kvt.markdown import Markdown, markdown_table
 from kvt.reports.figures import STYLE, WIDTH, add_legend, limit_ticks, line_styles
-from kvt.reports.names import label
-from kvt.reports.section import Results, Section
+from kvt.reports.report import Results, Section
+from kvt.reports.tables import label
 from kvt.study.grid import Grid
 
 COUNTED, REAL = "val/ppl", "val/real_ppl"

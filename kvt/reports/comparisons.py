@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvt.reports.names import metric_of
-from kvt.reports.statistics import Shares, compare, compare_shares, holm, summarise, verdict
-from kvt.reports.tables import Table
+from kvt.reports.statistics import compare, compare_shares, holm, summarise, verdict
+from kvt.reports.tables import Table, metric_of
 from kvt.study.outcomes import State
 
 CEILING, CHANCE, SILENT, LOST = "both at the ceiling", "both at chance", "at the ceiling or at chance", "runs lost"
@@ -24,19 +23,27 @@ def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
-def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a table's column in which the table's metric is finite."""
-    return _known(table.runs(results, column), table)
-
-
-def _known(results: pd.DataFrame, table: Table) -> pd.DataFrame:
-    return finite(results[results.state == State.FINISHED], table.metric)
+def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
+    """Return for each run the first step at which the metric reaches `NEARLY` · the highest possible value."""
+    return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
 def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return the rows in which a metric is finite, with the metric converted to float."""
     rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
     return rows[np.isfinite(rows[metric])]
+
+
+def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
+    """Return the finished runs of a table's column in which the table's metric is finite."""
+    runs = table.runs(results, column)
+    return finite(runs[runs.state == State.FINISHED], table.metric)
+
+
+def untried(results: pd.DataFrame) -> list[str]:
+    """Return the attentions of which no run has started; [] if no run of the grid has."""
+    tried = {*results.attention[results.state != State.NEW]}
+    return [name for name in results.attention.unique() if tried and name not in tried]
 
 
 class Cell(NamedTuple):
@@ -62,18 +69,15 @@ class Cell(NamedTuple):
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
-    """Return the cells of a table, column by column.
-
-    An attention without runs is left out, unless it has published numbers or no attention has runs.
-    """
-    cells, parts = [], {column: table.runs(results, column) for column in table.columns}
-    hidden = {*untried(results)} - {*table.published}
+    """Return the cells of a table, column by column, of attentions with runs or published numbers."""
+    cells, hidden = [], {*untried(results)} - {*table.published}
     for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
-        ours = parts[column][parts[column].attention == attention]
-        known = _known(ours, table)
+        ours = table.runs(results, column)
+        ours = ours[ours.attention == attention]
+        known = finished(ours, table, column)
         settings = known.task + " " + known.setting
         seeds = [*map(int, settings.value_counts())]
-        theirs = table.published_right.get(attention, {}).get(column, (nan, nan))
+        theirs = table.published.get(attention, {}).get(column, (nan, nan))
         cell = Cell(
             **{"metric": table.metric, "column": column, "attention": attention},
             **summarise(known[table.metric], settings)._asdict(),
@@ -88,12 +92,6 @@ def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
         )
         cells.append(cell)
     return cells
-
-
-def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions of which no run has started. If no run of the grid has started, return an empty list."""
-    tried = {*results.attention[results.state != State.NEW]}
-    return [name for name in results.attention.unique() if tried and name not in tried]
 
 
 class Compared(NamedTuple):
@@ -126,8 +124,7 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
     """Compare attentions in each column and pool of a report's tables.
 
     Comparisons that claims are about have a verdict, and p-values corrected for the number of these comparisons (Holm).
-    Intervals are not corrected. A setting is left out if all its runs are at the ceiling, or if all its runs are at
-    chance: the task is then too easy or too hard to show a difference.
+    A setting in which all runs are at the ceiling, or all at chance, is left out, because it cannot show a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -139,52 +136,10 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
     return found
 
 
-def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Compared]:
-    attentions = results.attention.unique()
-    against = [*((attention, attentions[0]) for attention in attentions[1:]), *table.pairs]
-    for column in (*table.columns, *table.pools):
-        runs = _diverged_as_unsolved(results, table) if column in table.solved else results
-        lost = _lost(table.runs(runs, column), table)
-        wide, telling = by_seed(runs, table, column)
-        known = _with_chance(runs, table, column)
-        for attention, baseline in against:
-            pair = [attention, baseline]
-            if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
-                both = telling[pair].dropna()
-                line = Compared(number, column, attention, baseline, _settings(every) - _settings(both))
-                line = line._replace(margin=table.margin_of(column, attention, baseline))
-                shown = both if len(both) else every
-                above = known[known.attention.isin(pair)].set_index(["setting", "seed"]).above_chance
-                untested = _untested(shown, above[shown.index], table)
-                untested = untested or SILENT * (not len(both))
-                if lost & {*pair}:
-                    untested = LOST  # the remaining pairs are not a random sample
-                yield _measured(line._replace(untested=untested), shown, table)
-
-
-def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
-    diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
-    values = results[table.metric] if table.metric in results else pd.Series(nan, results.index)
-    values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
-    return results.assign(state=results.state.mask(diverged, State.FINISHED), **{table.metric: values})
-
-
-def _lost(runs: pd.DataFrame, table: Table) -> set[str]:
-    """Return the attentions with a run that has diverged or failed, or whose metric is not finite.
-
-    A mean over training is also unknown for a finished run whose record has no history. Such a run is not lost.
-    """
-    lost = runs.state.isin((State.DIVERGED, State.FAILED))
-    if not table.over_training:
-        lost |= (runs.state == State.FINISHED) & ~runs.name.isin(_known(runs, table).name)
-    return {*runs.attention[lost]}
-
-
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two frames of the metric in a column or pool: a row is a setting and seed, a column is an attention.
+    """Return the metric in a column or pool: a row is a setting (its text begins with the task) and seed.
 
-    The first frame has all finished runs. The second frame lacks each setting in which all runs are at the ceiling, or
-    all runs are at chance. In the index, the text of a setting begins with the name of its task.
+    A column is an attention. The second frame lacks settings in which all runs are at the ceiling, or all at chance.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -194,16 +149,51 @@ def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFr
     return wide, wide[~wide.index.isin(easy.index[easy | hard], level="setting")]
 
 
+def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Compared]:
+    attentions = results.attention.unique()
+    against = [*((attention, attentions[0]) for attention in attentions[1:]), *table.pairs]
+    for column in (*table.columns, *table.pools):
+        runs = _diverged_as_unsolved(results, table) if column in table.solved else results
+        lost = _lost(runs, table, column)
+        wide, telling = by_seed(runs, table, column)
+        known = _with_chance(runs, table, column)
+        for attention, baseline in against:
+            pair = [attention, baseline]
+            if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
+                both = telling[pair].dropna()
+                left_out = len(every.index.unique("setting")) - len(both.index.unique("setting"))
+                line = Compared(number, column, attention, baseline, left_out)
+                shown = both if len(both) else every
+                above = known[known.attention.isin(pair)].set_index(["setting", "seed"]).above_chance
+                untested = _untested(shown, above[shown.index], table) or SILENT * (not len(both))
+                if lost & {*pair}:
+                    untested = LOST  # the remaining pairs are not a random sample
+                margin = table.margin_of(column, attention, baseline)
+                yield _measured(line._replace(margin=margin, untested=untested), shown, table)
+
+
+def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
+    values = results.get(table.metric, pd.Series(nan, results.index))
+    values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
+    return results.assign(state=results.state.mask(diverged, State.FINISHED), **{table.metric: values})
+
+
+def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
+    """Return the attentions with a run that diverged or failed, or without a finite metric, history permitting."""
+    runs = table.runs(results, column)
+    lost = runs.state.isin((State.DIVERGED, State.FAILED))
+    if not table.over_training:
+        lost |= (runs.state == State.FINISHED) & ~runs.name.isin(finished(results, table, column).name)
+    return {*runs.attention[lost]}
+
+
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
     """Return finished runs with their accuracy above that of guessing, and with the task's name in `setting`."""
-    known = _known(table.runs(results, column), table)
+    known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
     return known.assign(setting=known.task + " " + known.setting, above_chance=above)
-
-
-def _settings(both: pd.DataFrame) -> int:
-    return len(both.index.unique("setting"))
 
 
 def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table) -> str:
@@ -226,16 +216,12 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
     if line.column in table.solved:
         solved, by_baseline = (values >= NEARLY * table.kind.highest for values in (ours, theirs))
         shares = compare_shares(solved, by_baseline, setting, seed)
-        counts, p = shares._asdict(), shares.different if numbers.seeds > 1 else nan
+        p = shares.different if numbers.seeds > 1 else nan
+        line = line._replace(solved=shares.solved, solved_by_baseline=shares.solved_by_baseline)
         difference = (shares.solved - shares.solved_by_baseline) / numbers.pairs
-        line = line._replace(difference=difference, **{name: counts[name] for name in Shares._fields[:4]})
+        line = line._replace(won=shares.won, lost=shares.lost, difference=difference)
     elif not line.untested:
         most = table.kind.highest if table.kind.highest > 0 else inf  # no difference is larger
         low, high, margin = np.clip([*numbers.interval, numbers.margin], -most, most).tolist()
         line = line._replace(low=low, high=high, smallest_margin=margin)
     return line._replace(p=nan if line.untested or isnan(line.margin) else p)
-
-
-def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return for each run the first step at which the metric reaches `NEARLY` · the highest possible value."""
-    return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()

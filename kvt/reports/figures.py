@@ -19,12 +19,10 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from kvt.attention import ATTENTION
-from kvt.reports.comparisons import CEILING, Cell, Compared, cells_of, finished, finite
-from kvt.reports.names import STAGES, in_words, label
-from kvt.reports.tables import Table
+from kvt.reports.comparisons import CEILING, Compared, cells_of, finished, finite
+from kvt.reports.tables import STAGES, Table, in_words, label
 from kvt.reports.text import pair_of, verdict_in_words
 from kvt.study.outcomes import thinned
-from kvt.system import UserError
 from kvt.tasks.metrics import Metric
 
 OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for attentions that users define, in order of appearance
@@ -42,23 +40,12 @@ FILLED = ("as good", "better", "worse")  # verdicts with a filled marker
 WIDTH = 7.0  # inches
 FONT = 7.5  # points
 STYLE: Any = {
-    "font.size": FONT,
-    "figure.titlesize": FONT,
-    "figure.labelsize": FONT,
-    "figure.constrained_layout.use": True,
-    "axes.titlesize": FONT + 1,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 4,
-    "axes.edgecolor": "0.5",
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
+    **dict.fromkeys(("font.size", "figure.titlesize", "figure.labelsize"), FONT),
+    **dict.fromkeys(("figure.constrained_layout.use", "axes.axisbelow", "axes.grid"), True),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
+    **{"axes.titlesize": FONT + 1, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 4},
+    **{"axes.edgecolor": "0.5", "grid.color": "0.9"},
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
 """The style of all figures of a report. Each function that draws a figure is decorated with `@rc_context(STYLE)`."""
@@ -97,13 +84,9 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
 def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
     """Draw the learning curves of each attention against steps and against seconds, with a row for each task.
 
-    A curve is the mean over runs. The first metric has a thick line and a band of ± one standard deviation over runs,
-    clipped to the range of the metric. Other metrics have thin lines. Return None if no task has the first metric.
-
-    Args:
-        histories: the frame that `kvt.study.outcomes.table_of_histories` returns.
-        metrics: names of metrics, such as ("val/loss", "train/loss").
-        kind: the `Metric` of the first name.
+    A curve is the mean over runs. The first metric, which `kind` describes, has a thick line and a band of ± one
+    standard deviation over runs, clipped to the range of the metric. Other metrics have thin lines. Return None if no
+    task has the first metric.
     """
     known = finite(histories, first := metrics[0])
     if not len(known):
@@ -151,8 +134,8 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
     """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
 
-    After the last step of a run, its column repeats the last value. Otherwise the means at the last steps would use the
-    longest runs alone. Also return for each row the mean time in seconds at which runs reached the step or ended.
+    After its last step, a run keeps its last value: otherwise the last means would be of the longest runs alone. Also
+    return for each row the mean time in seconds at which runs reached the step or ended.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -165,50 +148,49 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean. If the paper mislabels a column, the diamond stands in the column with the correct
-    name. Columns and attentions without values are left out.
+    diamond is a published mean, in the column with the correct name. Cells without a value are left out.
     """
-    cells = pd.DataFrame(cells_of(results, table), columns=Cell._fields).dropna(subset="mean")
-    if not len(cells):
+    cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
+    if not cells:
         return None
-    columns, mean = [*cells.column.unique()], cells["mean"]
-    chosen = line_styles(name for name in results.attention.unique() if name in {*cells.attention})
+    columns = [*dict.fromkeys(cell.column for cell in cells)]
+    tried = {cell.attention for cell in cells}
+    chosen = line_styles(name for name in results.attention.unique() if name in tried)
     width = 0.82 / max(3, len(chosen))
-    beside = (cells.attention.map([*chosen].index) - (len(chosen) - 1) / 2) * width
-    cells["place"] = cells.column.map(columns.index) + beside
+    beside = {name: (number - (len(chosen) - 1) / 2) * width for number, name in enumerate(chosen)}
+    at = [columns.index(cell.column) + beside[cell.attention] for cell in cells]
+    mean, deviation = np.array([(cell.mean, cell.over_settings) for cell in cells]).T
     figure = Figure(figsize=(WIDTH, 2.3))
     axes = figure.subplots()
     limit_ticks(axes, 5)
-    styles = [chosen[attention] for attention in cells.attention]
+    styles = [chosen[cell.attention] for cell in cells]
     colours, hatches = [style.colour for style in styles], [HATCHES[style.dashes] for style in styles]
-    axes.bar(cells.place, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
+    axes.bar(at, mean, 0.9 * width, color=colours, hatch=hatches, **BAR, zorder=2)
     below = mean if (mean >= 0).all() else inf  # a metric that is never negative has no whisker below 0
-    reach = [np.minimum(cells.over_settings, limit) for limit in (below, (table.kind.highest - mean).clip(lower=0))]
+    reach = [np.minimum(deviation, limit) for limit in (below, (table.kind.highest - mean).clip(0))]
     whisker: dict[str, Any] = {"color": "0.15", "elinewidth": 0.9, "capsize": min(2.5, 20 * width)}
-    axes.errorbar(cells.place, mean, reach, fmt="none", **whisker, zorder=4)
-    runs = pd.concat(finished(results, table, column).assign(column=column) for column in columns)
-    runs = runs.merge(cells[["column", "attention", "place"]], on=["column", "attention"])
-    spread = (runs.groupby("place").cumcount() + 1) * 0.618 % 1 - 0.5  # golden ratio: dots rarely overlap
-    axes.plot(runs.place + 0.7 * width * spread, runs[table.metric], **RUN, alpha=0.6, zorder=3)
-    keys: list[Any] = [
-        Patch(facecolor=style.colour, hatch=HATCHES[style.dashes], **BAR, label=style.label)
-        for style in chosen.values()
-    ]
+    axes.errorbar(at, mean, reach, fmt="none", **whisker, zorder=4)
+    dots = []
+    for place, column in enumerate(columns):
+        runs = finished(results, table, column)
+        spread = (runs.groupby("attention").cumcount() + 1) * 0.618 % 1 - 0.5  # golden ratio: dots rarely overlap
+        dots.append([place + runs.attention.map(beside) + 0.7 * width * spread, runs[table.metric]])
+    axes.plot(*np.concatenate(dots, axis=1), **RUN, alpha=0.6, zorder=3)
+    boxes: Any = {name: {"facecolor": style.colour, "hatch": HATCHES[style.dashes]} for name, style in chosen.items()}
+    keys: list[Any] = [Patch(**box, **BAR, label=chosen[name].label) for name, box in boxes.items()]
     keys.append(Line2D([], [], **RUN, label="a run"))
-    if cells.published_mean.notna().any():
-        axes.plot(cells.place, cells.published_mean, **PUBLISHED)
-        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.relabelled)))
-    names = [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns]
-    axes.set_xticks(range(len(columns)), names)
+    if any(isfinite(cell.published_mean) for cell in cells):
+        axes.plot(at, [cell.published_mean for cell in cells], **PUBLISHED)
+        keys.append(Line2D([], [], **PUBLISHED, label="published mean" + ", column corrected" * bool(table.printed)))
+    axes.set_xticks(range(len(columns)), [fill(name.replace("_", " "), max(6, 95 // len(columns))) for name in columns])
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     margin = 0.55 + max(0, 3 - len(columns)) / 2  # keeps bars narrow if there are few groups
     axes.set_xlim(-margin, len(columns) - 1 + margin)
     axes.set_ylabel(table.title)
     add_legend(figure, keys)
-    several = cells.over_settings.notna().any()
-    over = "mean over settings, whisker: ± one standard deviation over settings" if several else "mean over seeds"
-    figure.suptitle(over)
+    over = "mean over settings, whisker: ± one standard deviation over settings"
+    figure.suptitle(over if np.isfinite(deviation).any() else "mean over seeds")
     return figure
 
 
@@ -217,17 +199,8 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
     A line joins means over runs. The band of a line is from the lowest to the highest run. A thin line shows the
-    accuracy of guessing, if it is known. The horizontal axis is logarithmic. Return None if no run has values.
-
-    Args:
-        results: the frame that `kvt.study.outcomes.table_of_results` returns.
-        table: the table with the metric and the columns.
-        setting: name of a setting with positive values, such as "dim"; or a pattern with * in place of a number, such
-            as "test/acc_*_back". The metrics that match the pattern are drawn against the number.
-        words: the label of the horizontal axis.
-
-    Raises:
-        UserError: the setting has values that are not positive numbers.
+    accuracy of guessing, if it is known. The setting has positive values, such as "dim"; or it is a pattern such as
+    "test/acc_*_back": the metrics that match are drawn against the number in place of *. Return None without values.
     """
     pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
     numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
@@ -239,8 +212,6 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
         known = known.assign(**{setting: known[setting].map(numbers)}).dropna()
     if not len(known):
         return None
-    if not pd.api.types.is_numeric_dtype(known[setting]) or (known[setting] <= 0).any():
-        raise UserError(f"against: {setting}: expected a setting whose values are positive numbers")
     columns, chosen = [*known.column.unique()], line_styles(known.attention)
     figure = Figure(figsize=(WIDTH, 2.3))
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
@@ -268,11 +239,7 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element with text as paths. The same figure always gives the same bytes.
-
-    The ids in the <svg> begin with a hash of the figure's data. Figures with different data therefore have different
-    ids, and the ids do not depend on the version of matplotlib.
-    """
+    """Return a figure as an <svg> element with text as paths. The same figure always gives the same bytes."""
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -292,7 +259,7 @@ def as_pdf(figure: Figure) -> bytes:
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return a hash of a figure's data. All ids in the <svg> of the figure begin with this hash."""
+    """Return a hash of a figure's data, with which all ids in its <svg> begin, in any version of matplotlib."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -337,8 +304,8 @@ def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
 def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
     """Draw the forest plot: the difference and the interval, in points, of each comparison of a table.
 
-    Comparisons at the ceiling and comparisons of numbers of solved runs are left out. The axis shows all differences.
-    An interval that extends beyond the axis ends in an arrow. Return None if no comparison is left.
+    Comparisons at the ceiling, and of numbers of solved runs, are left out. An interval that extends beyond the axis
+    ends in an arrow. Return None if no comparison is left.
     """
     shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
     if not shown:

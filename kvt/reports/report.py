@@ -1,55 +1,183 @@
-"""Writes the report of a study: a Markdown file with pictures, and two CSV files."""
+"""Writes the report of a study. A grid lists the functions of its sections by name, or by import path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite
 from pathlib import Path
+from traceback import format_exception
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from kvt.markdown import Markdown
+from kvt.reports.comparisons import Compared, comparisons, with_means
 from kvt.reports.figures import as_pdf, as_svg
-from kvt.reports.notes import scope
-from kvt.reports.section import Section, measure, write_sections
-from kvt.study.grid import Grid
-from kvt.study.outcomes import Outcomes
-from kvt.system import UserError, write_atomically
+from kvt.reports.tables import Table, against_of, counted, curves_of, tables_of
+from kvt.study.grid import Grid, Run
+from kvt.study.outcomes import (
+    Outcomes,
+    State,
+    outcome_of,
+    table_of_histories,
+    table_of_repeats,
+    table_of_results,
+    tally,
+)
+from kvt.system import UserError, import_object, mistake_in, say, unknown, write_atomically
 
+OURS = ("tables", "curves", "notes")
 PARAGRAPHS = Markdown("\n\n")
+HEAD = Markdown("""\
+# {title}
+
+Scale **{scale}**: {about} {runs}.""")
+SWEPT = Markdown("""\
+For each task, setting, attention and seed, {tried} finished, with {setting} from {values}. This report uses the one
+with the best validation metric: {shown} of {made}.""")
+
+
+class Results(NamedTuple):
+    """The results of a grid. Of each sweep over `best_of`, only the best run is included."""
+
+    runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
+    repeats: pd.DataFrame  # a row for each repetition of a run
+    histories: pd.DataFrame  # a row for each step that a finished run logged (see `table_of_histories`)
+    tables: Sequence[Table]
+    compared: Sequence[Compared]  # the comparisons of all tables
+    swept: Markdown | None = None  # a sentence about the sweeps
+    root: Path | None = None  # the folder of the runs; None if the results come from records
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        return self.runs[self.runs.state == State.FINISHED]
+
+    @property
+    def first(self) -> str:
+        """The first attention of the grid. Reports compare all other attentions with it."""
+        return str(self.runs.attention.iloc[0])
+
+
+class Section(NamedTuple):
+    """A part of a report."""
+
+    title: str = ""  # the heading; if it is empty, the text continues the previous section
+    text: Sequence[str] = ()  # paragraphs and tables as `Markdown`; a plain string is escaped
+    tables: Sequence[pd.DataFrame] = ()  # the numbers of the section's tables, for tables.csv
+    figures: Mapping[str, Figure] = MappingProxyType({})  # by file name; shown below the text
+
+
+def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
+    """Return the grid reduced to the best run of each sweep over `best_of`, and the results of these runs."""
+    grid, swept = best_of(grid, outcomes)
+    histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
+    runs = with_means(table_of_results(grid, outcomes), histories, tables)
+    repeats, compared = table_of_repeats(grid, outcomes), comparisons(runs, tables)
+    return grid, Results(runs, repeats, histories, tables, compared, swept, root)
+
+
+def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
+    """Return the grid reduced to the best run of each sweep over `best_of`, and a sentence that describes the sweeps.
+
+    The runs of a sweep differ only in this setting. The best run has the best value of the task's `monitor`; without
+    finished runs, it is the first run. The setting is removed from all runs, so that attentions can be paired.
+    """
+    if (setting := swept_setting(grid)) is None:
+        return grid, None
+    sweeps: dict[str, list[Run]] = {}
+    for run in grid.runs:
+        rest = {name: value for name, value in run.settings.items() if name != setting}
+        sweeps.setdefault(repr((run.task, rest, run.seed)), []).append(replace(run, settings=rest))
+    scores = {run.name: score for run in grid.runs if (score := _score(run, outcomes)) is not None}
+    chosen = [max(runs, key=lambda run: scores.get(run.name, -inf)) for runs in sweeps.values()]
+    values = ", ".join(dict.fromkeys(str(run.value(setting)) for run in grid.runs))
+    counts = [count for runs in sweeps.values() if (count := sum(run.name in scores for run in runs))]
+    least, most = min(counts, default=0), max(counts, default=0)
+    tried = f"{least} to " * (least < most) + counted(most, "run")
+    text = SWEPT.format(
+        tried=tried, setting=setting, values=values, made=counted(len(scores), "run"), shown=len(counts)
+    )
+    return replace(grid, runs=tuple(chosen)), text
 
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not the start of a formula
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, pdf: bool = False) -> list[Path]:
-    """Write report.md, tables.csv, runs.csv and pictures; return the paths without the pictures.
+    """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths without the pictures.
 
-    Args:
-        grid: the grid, which lists the sections.
-        outcomes: the outcomes of the grid's runs.
-        out: the folder of the report. The function creates a missing folder.
-        root: the folder of the runs, for pictures that need checkpoints.
-        pdf: whether to write each picture as PDF, too.
+    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, pictures are also PDF files.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # for example, nobody can create a folder in /proc
-        raise UserError(f"{out}: cannot create this folder: choose another folder") from error
+    out.mkdir(parents=True, exist_ok=True)
     grid, results = measure(grid, outcomes, root)
     sections = [*write_sections(grid, results)]
-    figures = {name: figure for section in sections for name, figure in section.figures.items()}
-    head = Markdown("# {}").format(grid.title)
-    findings = [sentence for section in sections for sentence in section.findings]
-    parts = [*findings, *scope(grid, results), *(part for section in sections for part in _parts(section))]
+    head = HEAD.format(title=grid.title, scale=grid.scale, about=grid.about, runs=tally(results.runs.state))
+    parts = [head, *(part for section in sections for part in _parts(section))]
     runs = results.runs.drop(columns=["setting", "packages", "machine", "notes"], errors="ignore")
     contents = {
-        "report.md": f"{PARAGRAPHS.join([head, *parts])}\n",
+        "report.md": f"{PARAGRAPHS.join(parts)}\n",
         "tables.csv": _csv([table for section in sections for table in section.tables]),
         "runs.csv": _csv([runs]),
     }
-    files: dict[str, str | bytes] = {**contents, **{f"{name}.svg": as_svg(figure) for name, figure in figures.items()}}
-    if pdf:
-        files |= {f"{name}.pdf": as_pdf(figure) for name, figure in figures.items()}
+    files: dict[str, str | bytes] = {**contents}
+    for name, figure in (pair for section in sections for pair in section.figures.items()):
+        files[f"{name}.svg"] = as_svg(figure)
+        if pdf:
+            files[f"{name}.pdf"] = as_pdf(figure)
     for name, content in files.items():
         write_atomically(out / name, content)
     return [out / name for name in contents]
+
+
+def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
+    """Yield the sections of a grid's report. If a function fails, print its traceback and raise UserError."""
+    for name in grid.file.sections:
+        try:
+            yield from [*_function(grid, name)(grid, results)]
+        except Exception as error:
+            if mistake_in(error) is not None:
+                raise
+            in_function = error.__traceback__ and error.__traceback__.tb_next  # leaves out the frame of this function
+            say("".join(format_exception(error.with_traceback(in_function))))
+            raise UserError(f"section {name} of {grid.name} failed: {type(error).__name__}: {error}") from error
+
+
+def require_report(grid: Grid) -> None:
+    """Raise UserError if a report key of a grid is invalid. A study calls this function before the first run."""
+    for name in grid.file.sections:
+        _function(grid, name)
+    for check in (tables_of, curves_of, against_of, swept_setting):
+        check(grid)
+
+
+def swept_setting(grid: Grid) -> str | None:
+    """Return the setting that a grid names in `best_of`, or None; raise UserError if it is not an axis of the grid."""
+    setting = grid.file.best_of
+    if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
+        raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
+    return setting
+
+
+def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Section]]:
+    """Return the function of a section: one of `OURS`, or the function at an import path."""
+    flag, known = f"section of {grid.name}:", [*OURS, "my_sections.slowest"]
+    if name not in OURS and "." not in name:
+        raise unknown(flag, name, known)
+    function = import_object(f"kvt.reports.sections.{name}" if name in OURS else name, flag, known)
+    if not callable(function):
+        found = "there is no such name in that file" if function is None else "expected a function of (grid, results)"
+        raise UserError(f"{flag} {name!r}: {found}")
+    return function
+
+
+def _score(run: Run, outcomes: Outcomes) -> float | None:
+    """Return the value of `monitor`, negated if less is better, −inf if it is not finite; None for unfinished runs."""
+    outcome = outcome_of(run, outcomes)
+    task = run.config.classes["model"]
+    if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:
+        return None
+    score = float(value) if task.monitored().better == "more" else -float(value)
+    return score if isfinite(score) else -inf
 
 
 def _parts(section: Section) -> list[str]:

@@ -1,7 +1,4 @@
-"""Tests whether one attention is as good as another.
-
-Runs are paired by task, settings and seed. Both runs of a pair have read the same data in the same order.
-"""
+"""Tests whether one attention is as good as another, from runs that are paired by task, settings and seed."""
 
 from math import isnan, nan
 from sys import float_info
@@ -59,8 +56,7 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
 
-    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / seeds (one-way random effects), where
-    "seeds" is the number of seeds of a setting.
+    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / (seeds of a setting) (random effects).
     """
     groups = values.groupby(settings)
     means, seeds = groups.mean(), groups.count()
@@ -109,10 +105,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
 
 
 class Shares(NamedTuple):
-    """The numbers of paired runs that have solved a task with each of two attentions.
-
-    The numbers suit tasks in which some runs are perfect and other runs are near chance. A mean suits neither group.
-    """
+    """The numbers of paired runs that have solved a task with each of two attentions."""
 
     solved: int
     solved_by_baseline: int
@@ -131,11 +124,7 @@ def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, se
 
 
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
-    """Return p-values corrected for the number of tests by Holm's method. NaN does not count as a test.
-
-    At a threshold of 5 % for the corrected p-values, the probability of one or more false findings is at most 5 %, even
-    if the tests depend on each other.
-    """
+    """Return p-values corrected for the number of tests by Holm's method. NaN does not count as a test."""
     ranked = p.dropna().sort_values()
     factors = np.arange(len(ranked), 0, -1)
     return (ranked * factors).cummax().clip(upper=1).reindex(p.index)

@@ -1,21 +1,65 @@
-"""Reads the tables of a grid: metric, columns, published numbers and compared attentions."""
+"""Reads the tables of a grid: metric, columns, published numbers and compared attentions. Names what they show."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import nan
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from kvt.reports.names import declared, in_words, metric_of
+from kvt.attention import ATTENTION
 from kvt.study.grid import Columns, Grid, TableEntry, select
 from kvt.study.outcomes import Outcomes, State, outcome_of
 from kvt.system import unknown
+from kvt.tasks import Task
+from kvt.tasks.base import known_classes
 from kvt.tasks.metrics import ACC, Metric
 
+STAGES = {"train": "training", "val": "validation", "test": "test"}
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """A mapping from attention and column to mean and standard deviation over settings. The latter may be NaN."""
+
+
+def label(attention: str) -> str:
+    """Return an attention's label in reports: the name in the papers, or the class name of a user's attention.
+
+    >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
+    ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
+    >>> label("kv+phase, attend_self False, phase 0.5")
+    'KV+Phase without self, phase 0.5'
+    """
+    name, comma, details = attention.partition(",")
+    own = ATTENTION[name].label if name in ATTENTION else name.rpartition(".")[2]
+    return own + (comma + details).replace(", attend_self False", " without self")
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun, such as "1 seed" or "3 seeds"."""
+    return f"{number:.0f} {noun}{'s' * (number != 1)}"
+
+
+def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
+    """Return the metrics that the classes `tasks` declare, followed by the metrics that kvt's tasks declare."""
+    ours = (cls for cls in known_classes().values() if issubclass(cls, Task))
+    return [*dict.fromkeys(chain.from_iterable(task.metrics for task in (*tasks, *ours)))]
+
+
+def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
+    """Return the `Metric` of a name such as "val/loss". Declarations of `tasks` take precedence over those of kvt.
+
+    >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
+    ('loss (nats)', 'less', 'accuracy 4 places back')
+    >>> metric_of("test/odd_ones").label, metric_of("test/odd_ones").better
+    ('odd ones', None)
+    """
+    bare = name.rpartition("/")[2]
+    return next((found for metric in declared(tasks) if (found := metric.called(bare))), Metric(bare))
+
+
+def in_words(name: str, kind: Metric | None = None) -> str:
+    """Return the split and the name of a metric in words, such as "validation loss (nats)"."""
+    return f"{STAGES[name.partition('/')[0]]} {(kind or metric_of(name)).words}"
 
 
 class Table(NamedTuple):
@@ -23,7 +67,7 @@ class Table(NamedTuple):
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published = MappingProxyType({})
-    relabelled: Mapping[str, str] = MappingProxyType({})  # the correct names of columns that the paper mislabels
+    printed: Published = MappingProxyType({})  # the published numbers in the paper's columns, if these are mislabelled
     note: str = ""
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
@@ -39,10 +83,6 @@ class Table(NamedTuple):
         mean = ", mean over training" * bool(self.over_training)
         return in_words(self.over_training or self.metric, self.kind) + mean
 
-    def margin_of(self, column: str, attention: str, baseline: str) -> float:
-        """Return the margin of a comparison in points; NaN if no claim is about the comparison."""
-        return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
-
     @property
     def point_of_chance(self) -> float:
         """A point of the accuracy, or of the metric if there is no accuracy, for comparisons with `chance`."""
@@ -53,6 +93,10 @@ class Table(NamedTuple):
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
+    def margin_of(self, column: str, attention: str, baseline: str) -> float:
+        """Return the margin of a comparison in points; NaN if no claim is about the comparison."""
+        return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
+
     def names(self, column: str) -> frozenset[str]:
         """Return the names of the runs of a column or pool."""
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
@@ -60,13 +104,6 @@ class Table(NamedTuple):
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
         """Return the rows of `results` that belong to a column or pool."""
         return results[results.name.isin(self.names(column))]
-
-    @property
-    def published_right(self) -> Published:
-        return {
-            attention: {self.relabelled.get(column, column): value for column, value in cells.items()}
-            for attention, cells in self.published.items()
-        }
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
@@ -83,8 +120,8 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
     """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid without `tables` gets a table for each metric that is the `monitor` of a task. The table has the test metric,
-    or the validation metric of tasks without a test split.
+    A grid without `tables` gets a table for each `monitor` of its tasks: of the test metric, or of the validation
+    metric if a task has no test split.
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
@@ -93,59 +130,17 @@ def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Tab
 
 
 def _usual(grid: Grid, outcomes: Outcomes) -> Iterator[Table]:
-    """Yield for each `monitor` a table of the test metric, or of the validation metric for tasks without test split."""
-    metrics: dict[str, set[str]] = {}
-    for run in grid.runs:
-        metrics.setdefault(run.config.classes["model"].monitor, set()).add(run.task)
-    for monitor, tasks in metrics.items():
+    for monitor in dict.fromkeys(task.monitor for task in tasks_of(grid)):
+        runs = [run for run in grid.runs if run.config.classes["model"].monitor == monitor]
         of_test = f"test/{monitor.partition('/')[2]}"
-        measured: dict[str, set[str]] = {}
-        for run in grid.runs:
-            if run.task in tasks and (outcome := outcome_of(run, outcomes)).state == State.FINISHED:
-                measured.setdefault(run.task, set()).update(outcome.result)
-        untested = [task for task, names in measured.items() if of_test not in names]
+        done = [(run.task, one.result) for run in runs if (one := outcome_of(run, outcomes)).state == State.FINISHED]
+        tested = {task for task, result in done if of_test in result}
+        untested = [*dict.fromkeys(task for task, _ in done if task not in tested)]
         note = f"no test split: {', '.join(untested)}; the best checkpoint is evaluated on the split that chose it"
-        for metric, chosen, words in ((of_test, tasks.difference(untested), ""), (monitor, {*untested}, note)):
+        for metric, words in ((of_test, ""), (monitor, note)):
+            names = {run.name for run in runs if (run.task in untested) == (metric == monitor)}
             table = _table(grid, outcomes, TableEntry(metric=metric, note=words))
-            names = {run.name for run in grid.runs if run.task in chosen}
             yield table._replace(columns={name: of & names for name, of in table.columns.items() if of & names})
-
-
-def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first."""
-    known = [f"{stage}/{metric}" for stage in ("val", "train") for metric in _metrics_of(grid)]
-    _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
-    return grid.file.curves
-
-
-def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    if strange := [name for name in names if name not in known]:
-        raise unknown(what, strange[0], dict.fromkeys(known))
-
-
-def _metrics_of(grid: Grid) -> list[str]:
-    """Return the names of kvt's metrics and of the metrics that the grid's tasks declare."""
-    return [*dict.fromkeys(metric.name for metric in declared(_tasks_of(grid)))]
-
-
-def _tasks_of(grid: Grid) -> list[Any]:
-    return [*dict.fromkeys(run.config.classes["model"] for run in grid.runs)]
-
-
-def kind_of(grid: Grid, metric: str) -> Metric:
-    """Return the `Metric` with this name that the grid's tasks declare, or else the declaration of kvt's tasks."""
-    return metric_of(metric, _tasks_of(grid))
-
-
-def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: a dict that maps the label of a horizontal axis to the setting on this axis.
-
-    A name such as "test/acc_*_back" stands for all metrics that match it. The matched number is then on the axis.
-    """
-    settings = {name for run in grid.of_all_scales for name in run.settings}
-    asked = [name for name in grid.file.against.values() if "*" not in name]
-    _require(f"setting in against of {grid.name}:", asked, sorted(settings))
-    return grid.file.against
 
 
 def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
@@ -154,9 +149,9 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
     attentions, names = [run.attention for run in runs], [*found] if columns else [run.task for run in runs]
     claims = {(one.scale, one.column, *pair): one.margin for one in entry.claims or () for pair in one.pairs}
     for what, given, known in (
-        ("metric in tables", [entry.metric], [f"{stage}/{m}" for stage in ("test", "val") for m in _metrics_of(grid)]),
+        ("metric in tables", [entry.metric], _metrics_of(grid, "test", "val")),
         ("attention in published", entry.published, attentions),
-        ("attention in pairs", chain.from_iterable(entry.pairs), attentions),
+        ("attention in pairs", chain.from_iterable(grid.file.pairs), attentions),
         ("scale in claims", [scale for scale, *_ in claims], grid.file.scales),
         ("column in claims", [column for _, column, *_ in claims], [*names, *entry.pools]),
         ("attention in claims", chain.from_iterable(pair for _, _, *pair in claims), attentions),
@@ -166,23 +161,28 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
         ("column in pools", chain.from_iterable(entry.pools.values()), names),
     ):
         _require(f"{what} of {grid.name}:", given, known)
-    published = entry.published_pairs
+    printed = entry.published_pairs
+    published = {
+        attention: {entry.relabelled.get(column, column): value for column, value in cells.items()}
+        for attention, cells in printed.items()
+    }
     of_columns = {name: of for name, of in found.items() if of or any(name in cells for cells in published.values())}
     pools = {pool: frozenset(chain(*(found.get(name, ()) for name in of))) for pool, of in entry.pools.items()}
+    split = entry.metric.partition("/")[0]
     return Table(
         metric=f"{entry.metric} over training" if entry.over_training else entry.metric,
-        kind=kind_of(grid, entry.metric),
+        kind=metric_of(entry.metric, tasks_of(grid)),
         columns=of_columns,
         published=published,
-        relabelled=entry.relabelled,
+        printed=printed if entry.relabelled else {},
         note=" ".join(entry.note.split()),
-        chance=_chance(grid, outcomes, entry.metric.partition("/")[0]),
-        accuracy="" if entry.metric.endswith("/acc") else f"{entry.metric.partition('/')[0]}/acc",
+        chance=_chance(grid, outcomes, split),
+        accuracy="" if entry.metric.endswith("/acc") else f"{split}/acc",
         margin=entry.margin,
         claims=None if entry.claims is None else {key[1:]: of for key, of in claims.items() if key[0] == grid.scale},
         solved=entry.solved,
         pools={pool: names for pool, names in pools.items() if names and names not in of_columns.values()},
-        pairs=entry.pairs,
+        pairs=grid.file.pairs,
         over_training=entry.metric if entry.over_training else "",
     )
 
@@ -194,3 +194,32 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
         shares = outcome_of(run, outcomes).result.get("largest_class") or {}
         chances[run.name] = shares.get(split) or run.config.classes["data"].chance(**run.config.data["init_args"])
     return {name: chance for name, chance in chances.items() if chance is not None}
+
+
+def curves_of(grid: Grid) -> list[list[str]]:
+    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first."""
+    known = _metrics_of(grid, "val", "train")
+    _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
+    return grid.file.curves
+
+
+def against_of(grid: Grid) -> dict[str, str]:
+    """Return the `against` of a grid: a dict from the label of an axis to a setting, or to a pattern with *."""
+    settings = {name for run in grid.of_all_scales for name in run.settings}
+    asked = [name for name in grid.file.against.values() if "*" not in name]
+    _require(f"setting in against of {grid.name}:", asked, sorted(settings))
+    return grid.file.against
+
+
+def tasks_of(grid: Grid) -> list[type[Task]]:
+    """Return the classes of the grid's tasks."""
+    return [*dict.fromkeys(run.config.classes["model"] for run in grid.runs)]
+
+
+def _metrics_of(grid: Grid, *splits: str) -> list[str]:
+    return [f"{split}/{metric.name}" for split in splits for metric in declared(tasks_of(grid))]
+
+
+def _require(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    if strange := [name for name in names if name not in known]:
+        raise unknown(what, strange[0], dict.fromkeys(known))

@@ -58,7 +58,6 @@ class TableEntry:
     solved: list[str] | Settings = field(default_factory=list)
     columns: Columns = None
     pools: dict[str, list[str]] = field(default_factory=dict)
-    pairs: list[tuple[str, str]] = field(default_factory=list)
     claims: list[ClaimsEntry] | None = None  # the comparisons that have a verdict; None: all
     published: dict[str, dict[str, float | tuple[float, float]]] = field(default_factory=dict)
     relabelled: dict[str, str] = field(default_factory=dict)
@@ -82,8 +81,9 @@ class GridFile:
     seeds: list[int]
     scales: dict[str, Scale | None] = field(default_factory=lambda: {ONLY: None})
     title: str | None = None
-    sections: list[str] = field(default_factory=lambda: ["differences", "tables", "curves", "notes"])
+    sections: list[str] = field(default_factory=lambda: ["tables", "curves", "notes"])
     columns: Columns = None
+    pairs: list[tuple[str, str]] = field(default_factory=list)  # to compare, besides each attention with the first
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
     best_of: str | None = None

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from kvt.attention import cycle_lengths
 from kvt.grids.cycles import add_cycles, level, levels, longer_cycles
-from kvt.reports.section import measure
+from kvt.reports.report import measure
 from kvt.study.grid import read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.tasks.lists import DigitLists, permutation
@@ -59,7 +59,7 @@ def test_the_text_counts_what_stands_and_the_tables_have_every_mean_bold_above_t
     between = [*AT_LEVELS]
     between[0] = 0.97  # between two levels
     results, first, second = section(grid, between)
-    assert first.findings[0].startswith("15 of 16 runs")
+    assert first.text[0].startswith("15 of 16 runs")
     runs = add_cycles(results.runs, grid)
     qkv = runs[(runs.attention == "qkv") & (runs.depth == 1) & (runs.cycle == 2)]["test/acc"]
     line = str(second.text[1]).splitlines()[2]

@@ -9,7 +9,7 @@ import yaml
 from kvt.attention import row_entropy
 from kvt.commands import execute as command
 from kvt.grids.figure3 import draw_maps
-from kvt.reports.names import label
+from kvt.reports.tables import label
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.study import runner
 from kvt.study.grid import read_grid

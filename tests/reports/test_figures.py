@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose
 
 from kvt.attention import ATTENTION
 from kvt.reports.figures import as_svg, bars, curves, line_styles
-from kvt.reports.names import in_words, metric_of
-from kvt.reports.tables import Table
+from kvt.reports.tables import Table, in_words, metric_of
 from kvt.study.outcomes import State
 
 STEPS = [10, 20, 30]

@@ -1,7 +1,7 @@
 """The names of attentions in reports are not taken for differences."""
 
 from kvt.attention import ATTENTION
-from kvt.reports.names import label
+from kvt.reports.tables import label
 
 
 def test_no_name_has_a_dash_which_readers_take_for_a_minus():

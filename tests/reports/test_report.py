@@ -1,9 +1,8 @@
 """The report of a study: its numbers are those of the runs, and missing runs are counted."""
 
 import re
-from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,10 +16,17 @@ from kvt.commands import execute as command
 from kvt.data.published import UNPUBLISHED
 from kvt.reports.comparisons import CEILING, CHANCE, SILENT, Compared, cells_of, comparisons, with_means
 from kvt.reports.figures import bars, forest
-from kvt.reports.names import metric_of
 from kvt.reports.report import write_report
-from kvt.reports.tables import Table, curves_of, tables_of
-from kvt.reports.text import at_the_ceiling, comparisons_table, results_table, steps_table, verdict_in_words
+from kvt.reports.sections import summary
+from kvt.reports.tables import Table, curves_of, metric_of, tables_of
+from kvt.reports.text import (
+    at_the_ceiling,
+    comparisons_table,
+    printed_table,
+    results_table,
+    steps_table,
+    verdict_in_words,
+)
 from kvt.study.grid import TableEntry, read_grid
 from kvt.study.outcomes import State, read_outcomes, table_of_results
 from kvt.system import UserError
@@ -98,9 +104,9 @@ def test_cells_are_means_and_what_is_missing_is_counted(results, table):
     ]
     mean = results[(results.task == "sort") & (results.attention == "qkv")]["test/acc"].mean()
     assert lines[0][1].startswith(f"{mean:.3f} ± ")
-    assert lines[-1][1:] == ["2 of 4; 2 of 2 settings, 1 seed"] * 2 + [""], "equal for all cells of a column"
-    assert lines[1][1:] == ["0.900 ± 0.100", "0.500", "0.700"]
-    assert float(lines[2][1]) == pytest.approx((mean - 0.9) * 100, abs=0.006)
+    assert lines[-1][1:] == ["2 of 4 (2 settings, 1 of 2 seeds)"] * 2 + [""], "equal for all cells of a column"
+    assert lines[1][1:] == ["0.500", "0.900 ± 0.100", "0.700"]
+    assert float(lines[2][1]) == pytest.approx((mean - 0.5) * 100, abs=0.006)
 
 
 class Distances(ListTask):
@@ -140,20 +146,16 @@ def test_which_way_a_metric_of_ones_own_is_better_is_what_its_task_declares(tabl
     (line,) = re.findall(r"^\| own \| KV − QKV \|.*$", report, re.M)
     assert line.endswith(f"| {verdict} |")
     assert "+8.10 &#91;+7.85, +8.35&#93;" in line, "numbers there are in any case"
-    assert ("in its `Metric`" in report) == (verdict == "direction unknown")
     assert "nats" not in "".join(path.read_text() for path in tmp_path.glob("*.svg")), "its loss is of no unit"
 
 
-def test_a_relabelled_column_takes_its_published_numbers_along(results, table):
-    printed, right = (
-        cells(results_table(cells_of(results, table), table, relabelled=relabelled)) for relabelled in (False, True)
-    )
-    for before, after in zip(printed, right, strict=True):
-        assert before[0] == after[0]
-        if before[0] == "published":
-            assert before[1:] == [after[2], after[1], after[3]]
-        elif before[0].startswith("**"):
-            assert before == after, "our own numbers stay where they are"
+def test_a_relabelled_column_has_its_published_numbers_and_those_of_the_paper_are_below(results, table, written):
+    right, printed = (cells(text) for text in (results_table(cells_of(results, table), table), printed_table(table)))
+    columns = {name: [line[name] for line in right if line[0] == "published"] for name in (1, 2)}
+    assert columns[2] == [line[1] for line in printed[1:]] == ["0.900 ± 0.100", "0.800 ± 0.200"]
+    assert columns[1] == [line[2] for line in printed[1:]] == ["0.500", "0.400"]
+    text = (written / "report.md").read_text()
+    assert text.index("| published |") < text.index("in the columns that the paper prints")
 
 
 def test_the_published_means_of_a_picture_stand_under_their_right_names(results, table):
@@ -285,7 +287,7 @@ def test_only_whole_pairs_count(results, table):
     assert found.pairs["sort", "kv"] == 1
     assert found.pairs["sort", "kv+pos"] == found.pairs["sub", "kv"] == 2
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
-    assert kv[1].endswith("n = 1 of 4, 1 diverged; 1 of 2 settings, 1 seed"), "what diverged is not averaged in"
+    assert kv[1].endswith("n = 1 of 4 (1 of 2 settings, 1 of 2 seeds, 1 diverged)"), "what diverged is not averaged in"
     assert found.verdict["sort", "kv"] == "runs lost"
     assert found.verdict["sort", "kv+pos"] == "too few seeds"
 
@@ -298,8 +300,8 @@ def test_a_metric_that_is_no_finite_number_is_told_and_not_averaged_in(results, 
     lost.loc[one, "test/acc"] = value
     lost.loc[of_kv & (lost.task == "sub"), "test/acc"] = value
     kv = next(line for line in cells(results_table(cells_of(lost, table), table)) if line[0] == "**KV**")
-    assert kv[1].endswith("n = 1 of 4, 1 with a metric that is not finite; 1 of 2 settings, 1 seed")
-    assert kv[2] == "no value (0 of 4, 2 with a metric that is not finite)"
+    assert kv[1].endswith("n = 1 of 4 (1 of 2 settings, 1 of 2 seeds, 1 without a finite value)")
+    assert kv[2] == "no value (0 of 4, 2 without a finite value)"
     assert {*compared(lost, table).query("attention == 'kv'").column} == {"sort"}
     bars(lost, table)
 
@@ -326,7 +328,10 @@ def test_a_report_of_a_part_says_so(written):
     assert "24 runs: 12 to run, 12 finished" in text
     assert "The columns were exchanged." in text
     assert "Runs are missing" in text
-    assert text.count("Columns named as the paper prints them") == 1
+    assert (
+        "12 of 24 runs (50 %) have ended. Of 4 settings, 0 have all runs and\n4 have at least one. Of 2 seeds, 1"
+        in text
+    )
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures
     for picture in pictures:
@@ -353,14 +358,13 @@ def test_a_report_says_which_runs_were_made_on_other_data(study, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_says_at_its_head_and_below_each_table_which_data_are_not_the_published_ones(study, written, tmp_path):
+def test_a_report_says_below_each_table_which_data_are_not_the_published_ones(study, written, tmp_path):
     _, grid, _ = study
     run = grid.runs[0]
     what = "cifar10 has 5,000 in train instead of 50,000"
     finish(run, tmp_path / "runs", RESULT | METRICS | {"notes": {UNPUBLISHED: what}})
     text = write_report(grid, read_outcomes(grid.runs, tmp_path / "runs"), tmp_path / "report")[0].read_text()
-    head, table = text.split("## ", 1)
-    assert head.count(line := f"**Not the published data**: {what}.") == table.count(line) == 1
+    assert text.partition("## How to read")[0].count(f"**Not the published data**: {what}.") == 1
     assert "Not the published" not in (written / "report.md").read_text()
 
 
@@ -376,8 +380,7 @@ def test_an_attention_that_has_not_run_yet_is_named_and_has_no_place_in_tables(s
         {"attn": "kv", "attn_kwargs": {"attend_self": False}},
     ]
     axes = {name: values for name, values in GRID["axes"].items() if name != "attn"}
-    table = GRID["tables"][0] | {"pairs": [["kv, attend_self False", "kv"]]}
-    grown = GRID | {"axes": axes | {"attention": attentions}, "tables": [table]}
+    grown = GRID | {"axes": axes | {"attention": attentions}, "pairs": [["kv, attend_self False", "kv"]]}
     path.write_text(yaml.safe_dump(grown, sort_keys=False))
     wider = read_grid(path, "paper")
     outcomes = read_outcomes(wider.runs, root)
@@ -393,7 +396,7 @@ def test_an_attention_that_has_not_run_yet_is_named_and_has_no_place_in_tables(s
     outcomes |= read_outcomes([one], root_of_one)
     text = write_report(wider, outcomes, tmp_path / "one more")[0].read_text()
     assert "Not run yet" not in text
-    assert "| **KV without self** | 0.750, n = 1 of 4; 1 of 2 settings, 1 seed | not run (0 of 4) |" in text
+    assert "| **KV without self** | 0.750, n = 1 of 4 (1 of 2 settings, 1 of 2 seeds) | not run (0 of 4) |" in text
     assert "KV without self − KV |" in text
 
 
@@ -432,19 +435,28 @@ def test_the_usual_tables_have_the_monitor_of_each_task_in_its_last_split(tmp_pa
     assert {"differences-val-loss.svg", "bars-val-loss.svg"} <= {path.name for path in (tmp_path / "report").iterdir()}
 
 
-def test_a_report_begins_with_what_was_found(written, results, table):
-    title, first, *_ = (written / "report.md").read_text().split("\n\n")
-    assert title == "# Two tasks"
-    assert first.startswith("In test accuracy: ")
+def test_a_report_begins_with_published_numbers_beside_ours_and_with_pairs(written, results, table):
+    title, scale, heading, shown, _, finding, *_ = (written / "report.md").read_text().split("\n\n")
+    assert [title, heading] == ["# Two tasks", "## Test accuracy"]
+    assert scale.startswith("Scale **paper**: All of it.")
     found = comparisons(results, [table])
-    for one in found:
-        if one.verdict in ("better", "worse", "as good", "diverges"):
-            (where,) = re.findall(rf"\*\*{one.verdict}\*\*: (.*?)(?:; \*\*|; others|\.$)", first)
-            name = {"kv": "KV − QKV", "kv+pos": "KV+Pos − QKV"}[one.attention]
-            columns = re.search(rf"{re.escape(name)} \((.*?)\)", where)[1]
-            assert f"{one.column} {table.kind.points(one.difference)}" in columns
-    for verdict, count in Counter(one.verdict for one in found).items():
-        assert f"**{verdict}**" in first or f"{count} × {verdict}" in first
+    assert shown == results_table(cells_of(results, table), table, found)
+    pairs = [line[1:3] for line in cells(shown) if line[0] == "better than QKV in"]
+    assert sorted(chain(*pairs)) == sorted(f"{one.better_in} of 2" for one in found)
+    assert finding == "In test accuracy: no verdict: 4 × too few seeds."
+
+
+def test_a_summary_names_what_is_decided(results, table):
+    level = results.assign(state=State.FINISHED, seed=results.seed.fillna(0))
+    level["test/acc"] = 0.8 - 0.3 * (level.attention == "kv") + 0.001 * level.seed * (level.attention == "kv")
+    (sentence,) = summary(table, comparisons(level, [table]))
+    assert "**worse**: KV − QKV (sort -29.95), KV − QKV (sub -29.95); " in sentence
+    assert "**as good**: KV+Pos − QKV (sort 0.00), KV+Pos − QKV (sub 0.00)." in sentence
+
+
+def test_a_line_without_a_verdict_says_how_many_seeds_it_has(results, table):
+    lines = cells(comparisons_table(comparisons(results, [table]), table.kind))
+    assert {line[-1] for line in lines[1:]} == {"1 seed: no verdict"}
 
 
 @pytest.mark.parametrize(("value", "verdict", "other"), [(1.0, CEILING, 0.5), (0.105, CHANCE, 0.12)])
@@ -543,7 +555,7 @@ TABLE = {"metric": "test/acc"}
         ({"tables": [TABLE | {"published": {"kv+po": {}}}]}, "'kv[+]pos'"),
         ({"tables": [TABLE | {"published": {"kv": {"srot": 0.5}}}]}, "'srot'"),
         ({"tables": [TABLE | {"pools": {"both": ["sort", "sbu"]}}]}, "'sbu'"),
-        ({"tables": [TABLE | {"pairs": [["kv", "qvk"]]}]}, "'qvk'"),
+        ({"pairs": [["kv", "qvk"]]}, "'qvk'"),
         ({"tables": [TABLE | {"claims": [{"scale": "big", "column": "sort", "pairs": [["kv", "qkv"]]}]}]}, "'big'"),
         ({"curves": [["val/los"]]}, "'val/loss'"),
     ],
@@ -551,7 +563,7 @@ TABLE = {"metric": "test/acc"}
 def test_names_in_tables_and_curves_that_the_grid_does_not_have_are_told(study, changes, named):
     grid = other_grid(study[0], "small", **changes)
     with pytest.raises(UserError, match=named):
-        (tables_of if "tables" in changes else curves_of)(grid)
+        (curves_of if "curves" in changes else tables_of)(grid)
 
 
 def test_names_of_other_scales_are_known(study):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kvt.commands import execute as command
-from kvt.reports.section import measure, write_sections
+from kvt.reports.report import measure, write_sections
 from kvt.study.grid import read_grid
 from kvt.system import GRIDS, run
 from tests.helpers.drivers import METRICS, RESULT, finish
@@ -16,7 +16,7 @@ from tests.study.test_command import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SLOWEST = """
-from kvt.reports.section import Section
+from kvt.reports.report import Section
 
 def slowest(grid, results):
     runs = results.finished.nlargest(3, "seconds")[["task", "attention", "seconds"]]
@@ -46,13 +46,14 @@ def test_a_grid_of_which_no_run_has_finished_has_a_report(name):
 
 def test_an_own_section_is_in_the_page_and_its_numbers_are_in_the_csv(grid, monkeypatch):
     monkeypatch.syspath_prepend(".")
-    words = grid(sections=["differences", "tables", "my_sections.slowest", "curves", "notes"])
+    words = grid(sections=["tables", "my_sections.slowest", "curves", "notes"])
     Path("my_sections.py").write_text(SLOWEST)
     command("study report", [*words, "--out", "report"])
     text = Path("report/report.md").read_text()
     assert "## The slowest runs\n\nSeconds: 11.0, 10.0\n" in text
     headings = re.findall(r"^## (.*)", text, re.MULTILINE)
-    assert headings == ["Test accuracy", "The slowest runs", "Curves and bars", "Costs", "Measured on"]
+    tables = ["Test accuracy", "How to read the tables"]
+    assert headings == [*tables, "The slowest runs", "Curves and bars", "Costs", "Measured on"]
     assert {*pd.read_csv("report/tables.csv").seconds.dropna()} == {10, 11}
 
 
