@@ -198,15 +198,10 @@ class NoProfiler(PassThroughProfiler):
 
 
 def make_trainer(cli: KvtCLI, callbacks: Sequence[L.Callback] = (), **changes: Any) -> L.Trainer:
-    """Return the Trainer of a run, without loggers.
+    """Return the Trainer of a run, without loggers. `changes` replace settings of the configuration.
 
     kvt passes all settings to the Trainer, because the Trainer reads missing settings from environment variables such
-    as PL_TRAINER_PRECISION.
-
-    Args:
-        cli: the parsed settings.
-        callbacks: callbacks that come after the callbacks of the configuration.
-        changes: Trainer settings that replace settings of the configuration.
+    as PL_TRAINER_PRECISION. `callbacks` come after those of the configuration.
     """
     settings = {**cli.config_init.trainer, "logger": False, **changes}
     settings["profiler"] = settings.get("profiler") or NoProfiler()

@@ -51,17 +51,9 @@ def save_results(
     trainer: L.Trainer,
     folder: Path | None,
 ) -> None:
-    """Log the scores and the notes, and write result.json and history.csv.
+    """Log scores and notes, and write result.json and history.csv into the run's folder, unless `folder` is None.
 
     TensorBoard gets settings and scores in one call, because its table needs such a call.
-
-    Args:
-        cli: the parsed settings, with task and data.
-        summary: the return value of `summary`.
-        run: the callback with the history.
-        started: the time at which the run started.
-        trainer: the Trainer that trained.
-        folder: the run's folder; None: no files are written.
     """
     task, data = cli.model, cli.datamodule
     notes = {"notes": "; ".join(f"{name}: {note}" for name, note in task.metric_notes.items())}
