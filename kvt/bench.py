@@ -209,7 +209,7 @@ def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
 
 
 def allocations(step: Callable[[], object]) -> list[int]:
-    """Return the bytes of each allocation (> 0) and release (< 0) in a call on a CPU, in order, by any kernel."""
+    """Return the bytes of each allocation (> 0) and release (< 0) in a call on a CPU, in order."""
     # without acc_events, torch 2.11 warns that the next profiling cycle loses the events
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step()

@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from kvt import system
 from kvt.run.config import RunConfig, bare, in_short, read_configs
 from kvt.run.folder import is_in_use, run_folder, run_of_checkpoint
-from kvt.system import UserError, printable, run, tell, unknown, user_path
+from kvt.system import UserError, printable, tell, unknown, user_path
 from kvt.version import __version__
 
 COMMANDS = {  # maps a command to the import path of its function and to its line in `kvt --help`
@@ -507,7 +507,7 @@ def experiment(script: str, description: str, choices: Sequence[str], option: st
     """
     chosen = f" --{option} chooses among {', '.join(choices)}." if option else ""
     texts = {"prog": f"python {Path(script).parent.name}/{Path(script).name}", "description": description + chosen}
-    run(lambda: run_words(["run", *sys.argv[1:]], choices, option, **texts))
+    system.run(lambda: run_words(["run", *sys.argv[1:]], choices, option, **texts))
 
 
 def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = "", **texts: str) -> None:
@@ -584,7 +584,7 @@ def _run_flags(command: str, words: list[str], choices: Sequence[str], option: s
 
 def main() -> None:
     """Run the `kvt` command."""
-    run(lambda: _run(sys.argv[1:]))
+    system.run(lambda: _run(sys.argv[1:]))
 
 
 def _run(argv: Sequence[str]) -> None:

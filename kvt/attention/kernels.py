@@ -210,7 +210,8 @@ def dot_product_attention(
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
     """Return causal attention in which every token but the first attends only to earlier tokens.
 
-    The other tokens attend causally to all keys but the last, which needs a mask only where causal attention does.
+    The first token attends to itself. For the others, causal attention without the last key is right, because then the
+    i-th query is that of token i + 1, and the i-th key that of token i.
     """
     first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
     own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])

@@ -28,7 +28,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """Return the classes, and each split's paths and labels of images, from `root/train/<class>/` and test/ or val/."""
+    """Return the classes, and paths and labels of the images of each split: `root/train/<class>/`, test/ and val/."""
     found = {}
     try:
         classes, numbers = find_classes(root / "train")

@@ -170,7 +170,7 @@ class Encoder(Stack):
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
-            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not accept None
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention might not take None
             if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
             if again:

@@ -11,7 +11,7 @@ from kvt.system import require_probability
 
 
 class CausalLM(nn.Module):
-    """A language model of pre-norm blocks with causal attention and a linear head (Borji 2023, §3.4).
+    """A language model of pre-norm blocks with causal attention and a linear head (Borji 2023, §3.3).
 
     First, x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))).
     The output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. The default `style` has the feed-forward

@@ -85,7 +85,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return arguments of an attention, with rope=1 by default if `positions` is "rotary" and it has no own default."""
+    """Return arguments of an attention; with rotary `positions`, rope is 1 unless `given` or the class has a value."""
     own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 

@@ -38,7 +38,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
 
     With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
     every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, ε / (C − 2)
-    for every other class, and the loss is KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.5; Vaswani et al.
+    for every other class, and the loss is KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.3; Vaswani et al.
     2017, §5.4). `linear_cross_entropy` computes the result if the head is plain (see `is_plain`) and has at least
     `LARGE` classes.
     """
@@ -134,7 +134,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         inputs, gradients, (found, smoothing) = ctx.saved_tensors[:3], ctx.saved_tensors[3:], ctx.settings
         if torch.is_grad_enabled():  # saved gradients are constants: compute gradients again, with a graph
-            inputs = [one.view_as(one).requires_grad_() for one in inputs]  # as if x did not depend on a tied W
+            # views, so that the gradient of a tied W leaves out the path through x, which depends on W
+            inputs = [one.view_as(one).requires_grad_() for one in inputs]
             loss = cross_entropy(found._replace(states=F.linear(*inputs)), smoothing).loss
             gradients = torch.autograd.grad(loss, inputs, upstream, create_graph=True)
             return *gradients, None, None, None

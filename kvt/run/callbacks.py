@@ -35,7 +35,7 @@ class RunCallback(L.Callback):
     * The learning rate and the norm of the gradients are logged with the training metrics.
     * The training time excludes validation, pictures and checkpoints.
     * A checkpoint has the running means since the last log, the metrics that callbacks read, and the gradients that
-      are accumulated.
+      are accumulated. It has no state of random generators, because `Batches` seeds them before each batch.
     * The run ends with a validation, so that last.ckpt and the result cover the whole training.
     * Ctrl-C or a signal of a cluster stops the run after the current step. The processes of a run exchange signals at
       every log and after every validation, and stop after the same step. A second Ctrl-C ends the process at once.
@@ -104,7 +104,7 @@ class RunCallback(L.Callback):
         if self.diverged or (self.resumes and saved.get("should_stop")):
             self._end(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._stop: Any = signal.getsignal(signal.SIGTERM)  # of Lightning: the Trainer stops between two steps
+            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # of Lightning: stops between two steps
             for number in STOP_SIGNALS:  # Lightning restores all handlers after training
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
@@ -199,7 +199,7 @@ class RunCallback(L.Callback):
             agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if agreed and not trainer.received_sigterm:
             self.signal = agreed
-            self._stop(signal.SIGTERM, None)
+            self._stop_trainer(signal.SIGTERM, None)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -99,7 +99,7 @@ def fit(
     started, task, data = datetime.now(UTC), cli.model, cli.datamodule
     settings, path = cli.run_config.trainer, _place(cli, folder, resume)
     start = _start(cli, path, resume)  # reads the data, too, before a folder is made
-    goes_on = start if start and start.continues else None
+    continued = start if start and start.continues else None
     is_first = getattr(rank_zero_only, "rank", 0) == 0  # of the run's processes
     writes = is_first and not settings.get("fast_dev_run")
     if folder is None and writes:
@@ -118,7 +118,7 @@ def fit(
                 leftover.unlink()
             if not (path / "config.yaml").exists():
                 write_atomically(path / "config.yaml", yaml.safe_dump(cli.run_config.as_dict(), sort_keys=False))
-            steps = goes_on.step if goes_on else -1
+            steps = continued.step if continued else -1
             trainer.loggers = make_loggers(cli, path, steps + 1 if resume else None)
             run.folder = path
             if not quiet:
@@ -128,8 +128,8 @@ def fit(
         use_threads(cli.run_config.threads, task.num_parameters)
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
-            trainer.fit(task, data, ckpt_path=os.path.abspath(goes_on.path) if goes_on else None, weights_only=True)
-            if trainer.global_step == (goes_on.step if goes_on and not resume else 0):
+            trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
+            if trainer.global_step == (continued.step if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
             if run.signal:

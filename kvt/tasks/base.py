@@ -322,7 +322,7 @@ def as_config(made: Any) -> dict[str, Any]:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return a dict that maps the bare name of each task and data class that `kvt.tasks` imports to the class."""
+    """Return the task and data classes that `kvt.tasks` imports, by their bare names."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
@@ -331,7 +331,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return the class of kvt with a bare name, or a user's class from an import path; `base` must be a base class."""
+    """Return the class of kvt with a bare name, or a user's class from an import path; it must derive from `base`."""
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])

@@ -1,4 +1,4 @@
-"""Language models of characters and of numbers in words (Borji 2023, §3.4), and of texts of any size.
+"""Language models of characters and of numbers in words (Borji 2023, §3.3), and of texts of any size.
 
 A text is encoded as a stream of tokens, and the stream is cut into windows. A batch contains several windows. Tasks
 differ only in their tokens and in the positions at which windows begin.
@@ -425,7 +425,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return a key for each document of a split, or for each line if training has one document or part of one."""
+        """Return a key for each document of a split, or for each line if "train" is of a single document."""
         starts, stops, stream = self.splits["train"]
         read, end = stream[int(starts[0]) : int(stops[-1])], self.tokens.end
         if len(document_starts(read, end)) > 1 and read[-1] == end:

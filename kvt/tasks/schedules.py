@@ -71,7 +71,7 @@ def inverse_square_root(warmup: int) -> Factor:
 def noam(dim: int, warmup: int) -> Factor:
     """Return the factor of `inverse_square_root` with a peak of (dim · warmup)^−½, as used for translation.
 
-    factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.5)
+    factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.3)
 
     >>> [round(noam(4, 4)(t), 4) for t in (0, 3, 15)]
     [0.0625, 0.25, 0.125]

@@ -1,4 +1,4 @@
-"""Translation of Multi30k or of any parallel corpus (Borji 2023, §3.5).
+"""Translation of Multi30k or of any parallel corpus (Borji 2023, §3.3).
 
 >>> german, english = Vocabulary([*SPECIALS, "ein", "Hund"]), Vocabulary([*SPECIALS, "dog", "a"])
 >>> inputs = [[("ein", True), ("Hund", False)], [("Hund", False)]]  # tokens, and whether a space follows the token
