@@ -199,7 +199,8 @@ def _known(find: Find, name: str) -> Record:
 
 
 def _short(difference: float, kind: Metric) -> str:
-    return f"{difference / kind.point:+.1f}".replace("-", "−")
+    rounded = round(difference / kind.point, 1)
+    return f"{rounded:+.1f}".replace("-", "−") if rounded else "0.0"
 
 
 def _pairs(counts: Sequence[tuple[float, int]]) -> str:
