@@ -5,9 +5,7 @@ import torch
 from lightning import Callback
 
 import kvt
-
-SIZES = {"train_size": 64, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "max_epochs": 2}
-SIZES |= {"dropout": 0.0, "enable_progress_bar": False, "seed": 1}
+from tests.helpers.runs import REVERSE
 
 
 def test_learning_rate_and_gradient_norm_are_those_of_the_logged_step(in_tmp_dir):
@@ -21,7 +19,7 @@ def test_learning_rate_and_gradient_norm_are_those_of_the_logged_step(in_tmp_dir
             self.rates[trainer.global_step + 1] = optimizer.param_groups[0]["lr"]
 
     looks = Looks()
-    config = kvt.RunConfig.from_name("reverse").changed(**SIZES, log_every_n_steps=3, gradient_clip_val=0.01)
+    config = REVERSE.changed(log_every_n_steps=3, gradient_clip_val=0.01)
     history = kvt.train(config, test=False, callbacks=[looks]).history
     logged = {row["step"]: row for row in history if "train/lr" in row}
     assert [*logged] == [3, 6]

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.commands import execute, run_words
+from kvt.commands import run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.fit import fit
@@ -14,7 +14,6 @@ from kvt.system import run
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
-from tests.helpers.in_line import InLine
 from tests.helpers.runs import equal, read_result, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
@@ -93,8 +92,6 @@ def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     kvt("fit", "--ckpt_path", last, "--max_epochs", "3")
     continued = RunConfig.from_run(folder.with_name("version_1"))
     assert continued.optimizer == whole["config"]["optimizer"]
-    straight = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2", "--seed", "1")["path"].parent
-    kvt("test", "--ckpt_path", str(straight / "checkpoints" / "last.ckpt"))
 
 
 @pytest.mark.parametrize(
@@ -114,19 +111,3 @@ def test_mistakes(mistake, in_tmp_dir, monkeypatch, flags, named):
     Path("settled_rate.py").write_text(OWN_TASK)
     words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, *flags.split()]
     assert named in mistake(lambda: run(lambda: run_words(words)))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_study_keeps_it_in_its_record(says, in_tmp_dir, monkeypatch):
-    monkeypatch.setattr("kvt.study.runner.LocalWorkers", lambda *_: InLine())
-    Path("mine.yaml").write_text(
-        "tasks: [reverse]\nseeds: [0]\n"
-        "axes:\n  attn: [qkv, kv]\n  optimizer: [null, {class_path: torch.optim.SGD, init_args: {momentum: 0.9}}]\n"
-        "  train_size: 32\n  val_size: 16\n  test_size: 16\n  batch_size: 16\n  dim: 16\n  max_epochs: 1\n"
-    )
-    execute("study run", ["mine.yaml", "--folder", "runs", "--workers", "1"])
-    says("study", "record", "mine.yaml", "--from", "runs", "--out", "record")
-    assert "4 runs: 4 finished" in says("study", "run", "mine.yaml", "--folder", "others", "--from", "record")
-    assert not Path("others").exists()
-    says("study", "report", "mine.yaml", "--from", "record", "--out", "report")
-    assert Path("report", "runs.csv").read_text().count("torch.optim.SGD") == 2
