@@ -1,37 +1,18 @@
 """Another optimiser than Adam, by the path of its class."""
 
-from pathlib import Path
-
 import lightning as L
 import pytest
 import torch
 
-from kvt.commands import run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.fit import fit
-from kvt.system import run
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import equal, read_result, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
-OWN_TASK = """
-import torch
-from kvt.tasks import ListTask
-
-class Settled(ListTask):
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-class Modes(torch.optim.SGD):
-    train = eval = lambda self: None
-
-class OwnModes(ListTask):
-    def configure_optimizers(self):
-        return Modes(self.parameters())
-"""
 
 
 @pytest.mark.parametrize("config", ["reverse", *slow("human_numbers", "cifar10", "anomaly", "characters")])
@@ -92,22 +73,3 @@ def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     kvt("fit", "--ckpt_path", last, "--max_epochs", "3")
     continued = RunConfig.from_run(folder.with_name("version_1"))
     assert continued.optimizer == whole["config"]["optimizer"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ("--optimizer SGD --optimizer.momentum -1", "momentum"),
-        ("--optimizer SGD --optimizer.lr 1", "lr"),
-        ("--optimizer torch.optim.Muon", "Muon"),
-        ("--model settled_rate.Settled --optimizer SGD", "Settled"),
-        ("--optimizer settled_rate.Modes", "Modes"),
-        ("--model settled_rate.OwnModes", "Modes"),
-    ],
-)
-def test_mistakes(mistake, in_tmp_dir, monkeypatch, flags, named):
-    """Others stand in `tests/cli/test_mistakes.py`."""
-    monkeypatch.syspath_prepend(str(in_tmp_dir))
-    Path("settled_rate.py").write_text(OWN_TASK)
-    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, *flags.split()]
-    assert named in mistake(lambda: run(lambda: run_words(words)))
