@@ -1,8 +1,8 @@
 """Another optimiser than Adam, by the path of its class."""
 
-import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
@@ -53,12 +53,11 @@ def test_one_cycle_keeps_the_momentum_that_is_asked_for_or_tells_that_it_varies(
     built = KvtCLI(read_configs(["reverse"]), [*words, "--optimizer", *flags.split()])
     seen = set()
 
-    class Seen(L.Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            group = optimizer.param_groups[0]
-            seen.add(group.get("betas", group.get("momentum")))
+    def look(trainer, task, optimizer):
+        group = optimizer.param_groups[0]
+        seen.add(group.get("betas", group.get("momentum")))
 
-    result = fit(built, callbacks=[Seen()])
+    result = fit(built, callbacks=[LambdaCallback(on_before_optimizer_step=look)])
     assert (seen == {kept}) is (kept is not None)
     assert ("momentum" in read_result(result.folder)["notes"]) is (kept is None)
 

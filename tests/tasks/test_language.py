@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 from kvt.data.tokens import END, IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
-from kvt.tasks.language import (
-    Characters,
-    CharacterTask,
-    HumanNumbers,
-    LanguageModelTask,
-    NumberTask,
-    TextData,
-    TextTokens,
-)
+from kvt.tasks import Characters, CharacterTask, HumanNumbers, LanguageModelTask, NumberTask, TextTokens
+from kvt.tasks.language import TextData
 from tests.data.helpers import all_rows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"

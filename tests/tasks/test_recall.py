@@ -126,14 +126,6 @@ def test_the_gaps_of_mqar_follow_the_power_law():
     assert ((found - expected).abs() < 5 * (expected * (1 - expected) / rows).sqrt()).all()
 
 
-@given(count=st.integers(1, 6), more=st.integers(0, 4), low=st.integers(-3, 3), seed=st.integers(0, 99))
-def test_distinct_numbers_are_distinct_and_within_their_bounds(count, more, low, seed):
-    drawn = distinct(20, count, low, low + count + more, generator(seed))
-    assert all(len(row.unique()) == count for row in drawn)
-    assert drawn.min() >= low
-    assert drawn.max() < low + count + more
-
-
 def test_each_order_of_distinct_numbers_is_as_likely():
     rows = 24_000
     drawn = distinct(rows, 2, 0, 4, generator(0))
