@@ -3,7 +3,7 @@
 import csv
 import sys
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, product
 
 import pytest
 import torch
@@ -166,10 +166,11 @@ def test_every_attention_at_every_size(bench, in_tmp_dir):
 
 def test_the_plot_shows_each_attention_against_n():
     size = {"heads": 2, "batch": 1, "pos_dim": 4, "device": "cpu"}
-    rows = [row for n in (4, 2) for row in compare([("qkv", 1), ("k", 2)], {**size, "n": n, "d": 8}, repeats=1)]
-    for panel, column in zip(draw(rows).axes, ("training_ms", "training_peak_bytes"), strict=True):
+    of_sizes = [compare([("qkv", 1), ("k", 2)], {**size, "n": n, "d": d}, 1) for n, d in product((4, 2), (4, 8))]
+    rows, shown = [*chain(*of_sizes)], product(("training_ms", "training_peak_bytes"), (4, 8))
+    for panel, (column, d) in zip(draw(rows).axes, shown, strict=True):
         for line in panel.lines:
-            of_line = [row for row in rows if row["attention"] == line.get_label().split(",")[0]]
+            of_line = [row for row in rows if (row["attention"], row["d"]) == (line.get_label().split(",")[0], d)]
             assert line.get_xydata().tolist() == sorted([row["n"], row[column]] for row in of_line)
 
 
