@@ -22,13 +22,10 @@ SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if p
 CONFIG_NAMES = [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
 
 
-@pytest.mark.parametrize(
-    ("config", "attn"),
-    [
-        *((name, "kv+pos") for name in CONFIG_NAMES),
-        *slow(*(("translation", attn) for attn in ATTENTION if attn != "kv+pos")),
-    ],
-)
+REST = slow(*(("translation", attn) for attn in ATTENTION if attn != "kv+pos"))
+
+
+@pytest.mark.parametrize(("config", "attn"), [*((name, "kv+pos") for name in CONFIG_NAMES), *REST])
 def test_every_task_and_every_attention_runs(experiment, in_tmp_dir, config, attn):
     assert experiment(config, "--attn", attn, "--fast_dev_run", "true", *SMALL[config]) == {}
     assert list(in_tmp_dir.iterdir()) == []

@@ -239,7 +239,7 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
 # ---- in half precision ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", *slow("bf16-mixed", "64-true")])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", *slow("bf16-mixed")])
 def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
     """It is a whole number of right ones, beyond those that half precision can count; gradients are clipped, too."""
     sizes = [*SMALL_LISTS, "--val_size", "301", "--test_size", "333", "--max_epochs", "1"]
@@ -248,9 +248,10 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
         right = result[name] * predictions
         assert right > 256
         assert right == pytest.approx(round(right), abs=0.01)
-    if precision == "bf16-true":
+    if dtype := {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision):
         checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"
-        task, data = load(checkpoint).to(torch.bfloat16), Checkpoint(checkpoint).load_data()
+        task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
+        assert {weight.dtype for weight in task.parameters()} == {torch.float64 if precision == "64-true" else dtype}
         with torch.no_grad():
             expected = classified(task, data, "test")
         assert result["test/loss"] == pytest.approx(expected["loss"], rel=1e-5)

@@ -155,6 +155,7 @@ FORMS: dict[str, Callable[[dict], Any]] = {
     "dots escaped": lambda call: call["class_path"].replace(".", r"\u002e"),
     "tag": lambda call: f"!!python/object/apply:{call['class_path']} [touch called]",
     "under a name, as JSON": lambda call: {"bias": json.dumps(call)},
+    "in a list, as JSON": lambda call: [json.dumps(call)],
 }
 
 

@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import lightning as L
 import pytest
-import torch
 import yaml
 from lightning.pytorch.callbacks import LambdaCallback
 
@@ -16,7 +14,7 @@ from kvt.run.folder import is_in_use
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import UserError
 from tests.conftest import QUIET, SMALL_LISTS
-from tests.helpers.runs import REVERSE, checkpoint, contents, equal, read_history, read_result
+from tests.helpers.runs import REVERSE, contents, read_history, read_result
 
 
 def test_python_trains_as_the_command_line_does(experiment, in_tmp_dir):
@@ -92,20 +90,6 @@ def test_a_continued_training_is_a_new_run_that_names_its_parent(experiment, in_
     first, *more = [int(row["step"]) for row in read_history(child["path"].parent)]
     assert read_history(child["path"].parent)[0] == read_history(parent)[0]
     assert more == [2 * first, 3 * first]
-
-
-def test_double_precision_is_double_everywhere(in_tmp_dir, capsys):
-    config = REVERSE.changed(precision="64-true")
-    whole = kvt.train(config).folder
-    best = whole / "checkpoints" / "best.ckpt"
-    task = kvt.load(best)
-    assert {parameter.dtype for parameter in task.parameters()} == {torch.float64}
-    assert equal(task.state_dict(), checkpoint(whole, "best")["state_dict"])
-    trainer = L.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", precision="64-true")
-    data = kvt.RunConfig.from_run(whole).classes["data"](**config.data["init_args"], seed=0)
-    (metrics,) = trainer.test(task, data, verbose=False)
-    result = json.loads((whole / "result.json").read_text())
-    assert {name: result[name] for name in metrics} == metrics
 
 
 @pytest.mark.parametrize("logger", ["none", "[tensorboard,csv]", "false"])

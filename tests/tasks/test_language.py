@@ -137,9 +137,8 @@ def test_a_text_of_characters_is_composed(tmp_path):
     """A decomposed text, prompt or stop is the same as a composed one. Bytes stay as they are."""
     made, texts = [], []
     for form in ("NFC", "NFD"):
-        (tmp_path / f"{form}.txt").write_text(
-            unicodedata.normalize(form, "Größe, schöne Käse. " * 20), encoding="utf-8"
-        )
+        text = unicodedata.normalize(form, "Größe, schöne Käse. " * 20)
+        (tmp_path / f"{form}.txt").write_text(text, encoding="utf-8")
         made.append(Characters(text=str(tmp_path / f"{form}.txt"), length=8))
         made[-1].setup("fit")
         texts.append(TextTokens(text=str(tmp_path / f"{form}.txt"), length=8, data_dir=str(tmp_path)).load())
@@ -151,9 +150,8 @@ def test_a_text_of_characters_is_composed(tmp_path):
     assert len({task.generate(prompt, 9) for prompt in spoken}) == 1
     whole = task.generate("schö", 100)
     assert "ö" in whole[4:]
-    assert {task.generate(spoken[0], 100, stop=unicodedata.normalize(form, "ö")) for form in ("NFC", "NFD")} == {
-        whole[: whole.index("ö", 4) + 1]
-    }
+    stops = [unicodedata.normalize(form, "ö") for form in ("NFC", "NFD")]
+    assert {task.generate(spoken[0], 100, stop=stop) for stop in stops} == {whole[: whole.index("ö", 4) + 1]}
 
 
 def test_a_text_ends_with_what_it_is_to_stop_at(trial):

@@ -80,9 +80,8 @@ def test_an_oracle_that_looks_up_the_symbol_gets_all_and_a_bigram_model_gets_cha
     for row, place in asked.nonzero()[:400].tolist():
         assert looked_up(symbols[row], place) == answers[row, place]
     vocab = data.vocab
-    counts = torch.zeros(vocab, vocab).index_put_(
-        (symbols[asked], answers[asked]), torch.ones(int(asked.sum())), accumulate=True
-    )
+    pairs = symbols[asked] * vocab + answers[asked]
+    counts = pairs.bincount(minlength=vocab**2).view(vocab, vocab)
     held_symbols, held_answers, _ = made(task, rows=4000, seed=1).splits["train"]
     held = held_answers != IGNORE
     right = (counts.argmax(1)[held_symbols[held]] == held_answers[held]).double()
