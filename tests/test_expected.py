@@ -13,16 +13,11 @@ from kvt.study.records import read_record
 from kvt.system import CONFIGS
 from tests.conftest import REPOSITORY
 
-METRICS = {
-    "test accuracy": "test/acc",
-    "validation accuracy": "val/acc",
-    "test BLEU": "test/bleu",
-    "validation loss": "val/loss",
-}
+METRICS = {"test accuracy": "test/acc", "validation accuracy": "val/acc", "test BLEU": "test/bleu"}
+METRICS |= {"validation loss": "val/loss"}
 COMMAND = r"kvt run (\S+) --attn kv(.*?) \(.* on one core\)"
-HEAD = re.compile(
-    COMMAND + r" Expect a (.*) of (.*): mean ± standard deviation of (.*) seeds in ([^\s,]+)(?:, (.*))?\."
-)
+EXPECT = r" Expect a (.*) of (.*): mean ± standard deviation of (.*) seeds in ([^\s,]+)(?:, (.*))?\."
+HEAD = re.compile(COMMAND + EXPECT)
 VALUE = re.compile(r"(qkv|kv|kv\+pos) (\d+\.\d+) ± (\d+\.\d+)")
 UNLIKE = {"trainer.val_check_interval": "validated four times an epoch", "data.features": "with features from a file"}
 """Settings in which the runs of a record may differ from the command, and what the head says of them."""

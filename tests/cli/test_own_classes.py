@@ -134,18 +134,4 @@ def test_classes_that_settle_arguments_go_through_every_door(own):
     assert state["optimizer_states"][0]["param_groups"][0]["initial_lr"] == 0.2
 
 
-WRONG = """
-from kvt.attention import KV
-
-class Narrow(KV):
-    def forward(self, x, *args, **kwargs):
-        return super().forward(x, *args, **kwargs)[..., :1]
-"""
-MODULES = {"own_task": OWN, "settled": SETTLED, "wrong": WRONG}
-
-
-def test_an_attention_of_another_width_is_one_line_that_names_the_method(own, mistake):
-    small = [*SMALL_LISTS, *QUIET, "--length", "4", "--dim", "16", "--batch_size", "2", "--heads", "2"]
-    words = ["fit", "--config", "sort", "--attn", "wrong.Narrow", *small]
-    assert "Narrow.forward" in mistake(lambda: run(lambda: run_words(words)))
-    assert not list(Path().rglob("result.json"))
+MODULES = {"own_task": OWN, "settled": SETTLED}

@@ -8,20 +8,14 @@ import torch
 from kvt.tasks.anomaly import FeatureFile
 from tests.data.helpers import user_error
 
+LABELS = (torch.uint8, torch.uint16, torch.int64, torch.int8)
+FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-@pytest.mark.parametrize(
-    ("kind", "labels"),
-    [
-        (torch.float16, torch.uint8),
-        (torch.bfloat16, torch.uint16),
-        (torch.float32, torch.int64),
-        (torch.float64, torch.int8),
-    ],
-)
+
+@pytest.mark.parametrize(("kind", "labels"), zip(FEATURES, LABELS, strict=True))
 def test_features_of_any_precision_and_labels_of_any_size_are_read_whole(tmp_path, kind, labels):
-    saved = {
-        split: (torch.randn(n, 3).to(kind), torch.arange(n).to(labels)) for split, n in (("train", 4), ("test", 2))
-    }
+    sizes = {"train": 4, "test": 2}
+    saved = {split: (torch.randn(n, 3).to(kind), torch.arange(n).to(labels)) for split, n in sizes.items()}
     torch.save({**saved, "more": "is ignored"}, tmp_path / "mine.pt")
     source = FeatureFile(tmp_path / "mine.pt")
     assert source.feature_dim == 3

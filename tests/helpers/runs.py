@@ -7,8 +7,14 @@ from typing import Any
 
 import torch
 
+from kvt import RunConfig
 from kvt.run.load_checkpoint import read_checkpoint
 
+REVERSE = RunConfig.from_name("reverse").changed(
+    **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 1},
+    **{"accelerator": "cpu", "enable_progress_bar": False},
+)
+"""A run of six steps."""
 CLOCKS = ("seconds", "started", "finished", "_per_second")
 
 

@@ -1,5 +1,6 @@
 """Language models and translators: their formulas; caches, padding and later tokens change nothing."""
 
+from itertools import cycle
 from math import sqrt
 
 import pytest
@@ -76,14 +77,13 @@ def test_a_language_model_is_its_formula(final_norm):
     close(model(tokens), F.linear(x, model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize(
-    ("chunks", "positions"),
-    [([1] * MAX_LEN, "sinusoidal"), ([3, 1, 4], "learned"), ([1, 5, 1, 1], "none")],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_in_chunks_equal_those_of_the_whole(kind, positions, chunks):
-    model, tokens = language_model(kind, positions), some(3, MAX_LEN)
+CHUNKS = [("sinusoidal", [1] * MAX_LEN), ("learned", [3, 1, 4]), ("none", [1, 5, 1, 1])]
+
+
+@pytest.mark.parametrize(("kind", "case"), zip(KINDS, cycle(CHUNKS), strict=False), ids=str)
+def test_logits_in_chunks_equal_those_of_the_whole(kind, case):
+    (positions, chunks), tokens = case, some(3, MAX_LEN)
+    model = language_model(kind, positions)
     whole, caches, read = model(tokens), model.make_caches(), 0
     for chunk in tokens.split(chunks, dim=1):
         logits = model.next_logits(chunk, caches)
@@ -138,8 +138,10 @@ def test_all_weights_of_a_translator_are_xavier_uniform():
             assert weight.abs().max() > 0.9 * bound
 
 
-@pytest.mark.parametrize("rows", [[2, 0, 0, 3], [True, False, True, True], [False] * 4], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+ROWS = [[2, 0, 0, 3], [True, False, True, True], [False] * 4]
+
+
+@pytest.mark.parametrize(("kind", "rows"), zip(KINDS, cycle(ROWS), strict=False), ids=str)
 def test_selected_rows_continue_as_if_alone(kind, rows):
     model, source, target = translator(kind), padded(LENGTHS), some(len(LENGTHS), MAX_LEN, seed=1)
     whole, state, rows = model(source, target), model.encode(source), torch.tensor(rows)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from kvt.attention import ATTENTION
 from kvt.reports.figures import as_svg, bars, curves, line_styles
-from kvt.reports.tables import Table, in_words, metric_of
+from kvt.reports.tables import Table, in_words, label, metric_of
 from kvt.study.outcomes import State
 
 STEPS = [10, 20, 30]
@@ -70,6 +70,11 @@ def test_order_is_that_of_the_runs_and_colours_are_those_of_the_names():
     assert_allclose(line(alone, "kv")[1], [2.0, 1.0, 0.5])
     both = [one for one in loss_curves(pd.concat(runs)).axes[0].lines if one.get_color() == COLOURS["kv"]]
     assert sorted(one.is_dashed() for one in both) == [False, True]
+
+
+def test_no_name_has_a_dash_which_readers_take_for_a_minus():
+    assert not [text for text in {label(name) for name in ATTENTION} if set(text) & set("-–—−")]
+    assert len({label(name) for name in ATTENTION}) == len(ATTENTION)
 
 
 def test_attentions_of_a_user_have_colours_of_their_own():

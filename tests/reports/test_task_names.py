@@ -10,10 +10,9 @@ from kvt.study.grid import deduplicate, read_grid
 from kvt.study.outcomes import read_outcomes
 from kvt.system import CONFIGS, UserError, run
 from tests.helpers.drivers import finish
+from tests.study.test_command import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-SMALL = {"dim": 16, "depth": 1, "heads": 2, "batch_size": 16, "train_size": 64, "val_size": 16, "test_size": 16}
-GRID = {"axes": {**SMALL, "max_epochs": 1, "attn": ["qkv", "kv"]}, "seeds": [0], "scales": {"all": None}}
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def write(tmp_path):
         for copy in copies:
             (tmp_path / copy).write_text((CONFIGS / "reverse.yaml").read_text())
         path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**GRID, "tasks": tasks}, sort_keys=False))
+        path.write_text(yaml.safe_dump({**TINY, "tasks": tasks}, sort_keys=False))
         return read_grid(path)
 
     return call

@@ -114,27 +114,6 @@ def test_a_name_of_no_class_of_ours_is_not_imported(own, mistake, section):
         assert not Path("imported").exists(), name
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"class_path": "own_code.MyCallback"},
-        [{"deep": {"class_path": "own_code.MyCallback"}}],
-        '{"cl\\u0061ss_path": "own_code.MyCallback"}',
-        '"cl\\x61ss_path": own_code.MyCallback',
-        '- {? "cl\\x61ss_path" : own_code.MyCallback}',
-    ],
-)
-@pytest.mark.parametrize(("section", "name"), [("model", "attn_kwargs"), ("data", "length"), ("data", "data_dir")])
-def test_a_setting_that_names_a_class_is_not_imported(own, mistake, section, name, value):
-    """The parser reads text as YAML, in which letters may be written as escapes."""
-    own("reverse")
-    checkpoint = torch.load("x.ckpt")
-    checkpoint["config"][section]["init_args"][name] = {"pos": value} if name == "attn_kwargs" else value
-    torch.save(checkpoint, "x.ckpt")
-    assert "names a class" in mistake(use("validate"))
-    assert not Path("imported").exists()
-
-
 def test_a_checkpoint_does_not_decide_where_to_write(own, in_tmp_dir):
     own("reverse", "--default_root_dir", "elsewhere", "--data_dir", "far_away")
     Path("elsewhere").rename("before")

@@ -2,30 +2,25 @@
 
 import pytest
 import torch
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 import kvt
-
-SIZES = {"train_size": 64, "val_size": 16, "test_size": 16, "batch_size": 16, "dim": 16, "max_epochs": 2}
-SIZES |= {"dropout": 0.0, "enable_progress_bar": False, "seed": 1}
+from tests.helpers.runs import REVERSE
 
 
 def test_learning_rate_and_gradient_norm_are_those_of_the_logged_step(in_tmp_dir):
-    class Looks(Callback):
-        def __init__(self):
-            self.rates, self.norms = {}, {}
+    rates, norms = {}, {}
 
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            gradients = [weight.grad.flatten() for weight in pl_module.parameters() if weight.grad is not None]
-            self.norms[trainer.global_step + 1] = torch.cat(gradients).norm().item()
-            self.rates[trainer.global_step + 1] = optimizer.param_groups[0]["lr"]
+    def look(trainer, task, optimizer):
+        gradients = [weight.grad.flatten() for weight in task.parameters() if weight.grad is not None]
+        norms[trainer.global_step + 1] = torch.cat(gradients).norm().item()
+        rates[trainer.global_step + 1] = optimizer.param_groups[0]["lr"]
 
-    looks = Looks()
-    config = kvt.RunConfig.from_name("reverse").changed(**SIZES, log_every_n_steps=3, gradient_clip_val=0.01)
-    history = kvt.train(config, test=False, callbacks=[looks]).history
+    config = REVERSE.changed(log_every_n_steps=3, gradient_clip_val=0.01)
+    history = kvt.train(config, test=False, callbacks=[LambdaCallback(on_before_optimizer_step=look)]).history
     logged = {row["step"]: row for row in history if "train/lr" in row}
     assert [*logged] == [3, 6]
     for step, row in logged.items():
-        assert row["train/lr"] == pytest.approx(looks.rates[step])
-        assert row["train/grad_norm"] == pytest.approx(looks.norms[step], rel=1e-5)
+        assert row["train/lr"] == pytest.approx(rates[step])
+        assert row["train/grad_norm"] == pytest.approx(norms[step], rel=1e-5)
         assert row["train/grad_norm"] > 0.01  # before clipping

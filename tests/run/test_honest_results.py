@@ -30,7 +30,7 @@ from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
 from tests.helpers.runs import read_history
 
 TASKS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-FAMILIES = ["reverse", "mnist", "anomaly", "characters", "translation"]
+FAMILIES = ["reverse", "mnist", "anomaly", "characters", "translation", "language_model --loss_on=all --separator=."]
 ALIKE = {"rel": 1e-5, "abs": 1e-6}  # of float32, added up in another order
 
 
@@ -145,22 +145,18 @@ def translated(task, data, split):
 def by_hand(run: Path, split: str, name: str = "best") -> dict[str, float]:
     checkpoint = run / "checkpoints" / f"{name}.ckpt"
     task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
-    ways = {
-        CharacterTask: read,
-        NumberTask: read,
-        LanguageModelTask: written,
-        RecallTask: recalled,
-        TranslationTask: translated,
-    }
-    way = ways.get(type(task), classified)
+    ways = {CharacterTask: read, NumberTask: read, LanguageModelTask: written, RecallTask: recalled}
+    way = (ways | {TranslationTask: translated}).get(type(task), classified)
     with torch.no_grad():
         return {f"{split}/{name}": value for name, value in way(task, data, split).items()}
 
 
 @pytest.mark.parametrize("config", [*FAMILIES, *slow(*(name for name in TASKS if name not in FAMILIES))])
 def test_the_result_is_that_of_the_best_checkpoint_on_the_whole_of_each_split(experiment, config):
-    result = experiment(config, *SMALL[config], "--max_epochs", "1")
+    config, *flags = config.split()
+    result = experiment(config, *SMALL[config], "--max_epochs", "1", *flags)
     splits = ["val"] if config in ("characters", "human_numbers", "language_model") else ["val", "test"]
+    assert result.get("val/padding", 1) > 0 or not flags
     for split in splits:
         for name, value in by_hand(result["path"].parent, split).items():
             assert result[name] == pytest.approx(value, **ALIKE), name
@@ -168,17 +164,9 @@ def test_the_result_is_that_of_the_best_checkpoint_on_the_whole_of_each_split(ex
     assert reported == {name for split in splits for name in by_hand(result["path"].parent, split)}
 
 
-def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
-    result = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", "--limit_test_batches", "0")
-    assert "val/acc" in result
-    assert "test/acc" not in result
-
-
 @pytest.mark.parametrize(
     ("flags", "limited"),
     [
-        ("--limit_train_batches 1.0", set()),
-        ("--limit_val_batches 1", {"limit_val_batches"}),
         ("--limit_val_batches 1 --limit_test_batches 0.5", {"limit_val_batches", "limit_test_batches"}),
         ("--limit_val_batches 100 --limit_test_batches 100", set()),  # the splits have fewer batches
         ("--limit_val_batches 1 --enable_checkpointing false", set()),  # the result has no validation
@@ -189,6 +177,7 @@ def test_without_a_batch_to_test_on_a_run_still_has_its_result(experiment):
 def test_a_result_tells_which_data_were_limited(experiment, flags, limited):
     result = experiment("reverse", *SMALL_LISTS, "--max_epochs", "1", *flags.split())
     assert {name for name, note in result["notes"].items() if "not all of the data" in note} == limited
+    assert ("test/acc" in result) == (flags != "--limit_test_batches 0")
 
 
 @pytest.mark.parametrize(
@@ -196,9 +185,7 @@ def test_a_result_tells_which_data_were_limited(experiment, flags, limited):
     [
         ("reverse", "--schedule constant --warmup 5", "5 steps in a run of 4: the learning rate reached at most"),
         ("reverse", "--schedule constant --warmup 4", None),
-        ("reverse", "--schedule constant --warmup 0", None),
         ("reverse", "--schedule cosine --warmup 4", "4 steps in a run of 4"),  # the decay begins within the warm-up
-        ("reverse", "--schedule inverse_sqrt --warmup 40", "10% of 0.01"),
         ("reverse", "--schedule cosine_to_tenth --warmup 40", "8% of 0.01"),
         ("translation", "--schedule noam --warmup 40", "10% of"),
         ("mqar", "--schedule constant --warmup 5 --stop_at 1e-9", "5 steps in a run of"),
@@ -252,7 +239,7 @@ def test_training_reports_the_mean_of_all_it_was_shown(experiment, config):
 # ---- in half precision ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", *slow("bf16-mixed", "64-true")])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", *slow("bf16-mixed")])
 def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
     """It is a whole number of right ones, beyond those that half precision can count; gradients are clipped, too."""
     sizes = [*SMALL_LISTS, "--val_size", "301", "--test_size", "333", "--max_epochs", "1"]
@@ -261,9 +248,10 @@ def test_accuracy_counts_predictions_in_any_precision(experiment, precision):
         right = result[name] * predictions
         assert right > 256
         assert right == pytest.approx(round(right), abs=0.01)
-    if precision == "bf16-true":
+    if dtype := {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision):
         checkpoint = result["path"].parent / "checkpoints" / "best.ckpt"
-        task, data = load(checkpoint).to(torch.bfloat16), Checkpoint(checkpoint).load_data()
+        task, data = load(checkpoint), Checkpoint(checkpoint).load_data()
+        assert {weight.dtype for weight in task.parameters()} == {torch.float64 if precision == "64-true" else dtype}
         with torch.no_grad():
             expected = classified(task, data, "test")
         assert result["test/loss"] == pytest.approx(expected["loss"], rel=1e-5)
@@ -351,10 +339,7 @@ def test_the_predictions_are_as_right_as_the_result_says(experiment, kvt, config
 
 SCRIPTS = {
     "characters": ["characters.py", *SMALL["characters"], "--batch_size", "2"],
-    "mqar": [
-        *("recall.py", "--task", "mqar", *SMALL["mqar"]),
-        *("--fewest_pairs", "1", "--batch_size", "2", "--val_size", "9"),
-    ],
+    "mqar": ["recall.py", "--task=mqar", *SMALL["mqar"], "--fewest_pairs=1", "--batch_size=2", "--val_size=9"],
     "sort": ["synthetic.py", "--task", "sort", *SMALL_LISTS, "--batch_size", "3"],
     "translation": ["translation.py", *SMALL["translation"], "--batch_size", "2"],
 }

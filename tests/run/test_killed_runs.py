@@ -17,7 +17,7 @@ from kvt.run.config import RunConfig
 from kvt.run.folder import LAST
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS
 from tests.helpers.commands import MAX_SECONDS
-from tests.helpers.drivers import children, wait_for_training
+from tests.helpers.drivers import alive, children, until, wait_for_training
 from tests.helpers.moments import forked
 from tests.helpers.runs import checkpoint, equal, read_history, read_result
 
@@ -213,11 +213,28 @@ def test_asked_twice_it_stops_at_once_even_while_it_saves(whole):
     require_same(run_folder(), expected)
 
 
+def started(*words: str) -> "subprocess.Popen[str]":
+    """Start a run in a process of its own, which starts the others."""
+    command, environment = [sys.executable, "-m", "kvt", "run", *words], os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_signal_to_the_first_process_of_two_stops_both_within_half_a_minute_and_they_resume(whole):
+    words = [*REVERSE, *TWO, "--max_epochs=40", "--log_every_n_steps=1"]
+    expected, _ = whole(words)
+    with started(*words) as process:
+        wait_for_training(process)
+        (other,) = children(process.pid)
+        process.send_signal(SIGTERM)
+        until(lambda: process.poll() is not None and not alive(other), seconds=30)
+    assert process.returncode == 128 + SIGTERM
+    assert resume(words) == 0, printed()
+    require_same(run_folder(), expected)
+
+
 def test_one_process_of_two_is_killed(in_tmp_dir):
     """As happens where memory runs out: the other one ends, too, with an error."""
-    words = [*SMALL_LISTS, "--accelerator=cpu", "--max_epochs=100000", "--strategy=ddp", "--devices=2"]
-    command = [sys.executable, str(REPOSITORY / "experiments" / "synthetic.py"), *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with started(*REVERSE, *TWO, "--max_epochs=100000") as process:
         try:
             run = wait_for_training(process)
             (second,) = children(process.pid)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.tasks import Task
@@ -151,12 +150,10 @@ def escaped(text: str) -> str:
 FORMS: dict[str, Callable[[dict], Any]] = {
     "mapping": lambda call: call,
     "JSON": json.dumps,
-    "YAML": yaml.safe_dump,
     "escapes": lambda call: f'{{"{escaped("class_path")}": "{escaped(call["class_path"])}"}}',
     "name": lambda call: call["class_path"],
     "dots escaped": lambda call: call["class_path"].replace(".", r"\u002e"),
     "tag": lambda call: f"!!python/object/apply:{call['class_path']} [touch called]",
-    "under a name": lambda call: {"bias": call},
     "under a name, as JSON": lambda call: {"bias": json.dumps(call)},
     "in a list, as JSON": lambda call: [json.dumps(call)],
 }

@@ -27,21 +27,9 @@ def test_all_runs_of_a_task_are_rows_of_one_table(experiment, kvt):
     """TensorBoard has the columns of any one of them, whichever it finds first."""
     words = ["--attn_kwargs", '{"kv_heads": 1}', "--attn", "q-kv", "--optimizer", "torch.optim.AdamW"]
     folders = [experiment("reverse", *SMALL_LISTS, *flags)["path"].parent for flags in ([], words)]
-    kvt(
-        "fit",
-        "--config",
-        "reverse",
-        *SMALL_LISTS,
-        "--seed",
-        "3",
-        "--limit_train_batches",
-        "1",
-        "--log_every_n_steps",
-        "1",
-    )  # is not tested
-    (plain, scores), (other, same), (short, untested) = map(
-        table, [*folders, Path("lightning_logs/reverse/kv/version_1")]
-    )
+    third = Path("lightning_logs/reverse/kv/version_1")  # is not tested
+    kvt("fit", "--config=reverse", *SMALL_LISTS, "--seed=3", "--limit_train_batches=1", "--log_every_n_steps=1")
+    (plain, scores), (other, same), (short, untested) = map(table, [*folders, third])
     assert plain.keys() == other.keys() == short.keys()
     assert scores == same == [f"when_best/{name}" for name in ("val_loss", "val_acc", "test_loss", "test_acc")]
     assert untested == scores[:2]
@@ -49,7 +37,7 @@ def test_all_runs_of_a_task_are_rows_of_one_table(experiment, kvt):
     assert "kv_heads" in str(other["attn_kwargs"])
     assert "AdamW" in str(other["optimizer"])
     assert "limit_train_batches" in str(short["notes"])
-    shown = EventAccumulator("lightning_logs/reverse/kv/version_1").Reload().Tags()["scalars"]
+    shown = EventAccumulator(str(third)).Reload().Tags()["scalars"]
     assert "when_best/val_acc" in shown
     assert "when_best/test_acc" not in shown, "what was not measured is no number"
     assert "train/lr" in shown

@@ -1,38 +1,18 @@
 """Another optimiser than Adam, by the path of its class."""
 
-from pathlib import Path
-
-import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
-from kvt.commands import execute, run_words
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
 from kvt.run.fit import fit
-from kvt.system import run
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
-from tests.helpers.in_line import InLine
 from tests.helpers.runs import equal, read_result, weights
 
 DECAYING = ["--optimizer", "torch.optim.AdamW", "--optimizer.weight_decay", "0.1"]
-OWN_TASK = """
-import torch
-from kvt.tasks import ListTask
-
-class Settled(ListTask):
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-class Modes(torch.optim.SGD):
-    train = eval = lambda self: None
-
-class OwnModes(ListTask):
-    def configure_optimizers(self):
-        return Modes(self.parameters())
-"""
 
 
 @pytest.mark.parametrize("config", ["reverse", *slow("human_numbers", "cifar10", "anomaly", "characters")])
@@ -73,12 +53,11 @@ def test_one_cycle_keeps_the_momentum_that_is_asked_for_or_tells_that_it_varies(
     built = KvtCLI(read_configs(["reverse"]), [*words, "--optimizer", *flags.split()])
     seen = set()
 
-    class Seen(L.Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            group = optimizer.param_groups[0]
-            seen.add(group.get("betas", group.get("momentum")))
+    def look(trainer, task, optimizer):
+        group = optimizer.param_groups[0]
+        seen.add(group.get("betas", group.get("momentum")))
 
-    result = fit(built, callbacks=[Seen()])
+    result = fit(built, callbacks=[LambdaCallback(on_before_optimizer_step=look)])
     assert (seen == {kept}) is (kept is not None)
     assert ("momentum" in read_result(result.folder)["notes"]) is (kept is None)
 
@@ -93,40 +72,3 @@ def test_a_run_goes_on_with_its_own_optimiser_alone(experiment, kvt, mistake):
     kvt("fit", "--ckpt_path", last, "--max_epochs", "3")
     continued = RunConfig.from_run(folder.with_name("version_1"))
     assert continued.optimizer == whole["config"]["optimizer"]
-    straight = experiment("reverse", *SMALL_LISTS, *DECAYING, "--max_epochs", "2", "--seed", "1")["path"].parent
-    kvt("test", "--ckpt_path", str(straight / "checkpoints" / "last.ckpt"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ("--optimizer SGD --optimizer.momentum -1", "momentum"),
-        ("--optimizer SGD --optimizer.lr 1", "lr"),
-        ("--optimizer torch.optim.Muon", "Muon"),
-        ("--model settled_rate.Settled --optimizer SGD", "Settled"),
-        ("--optimizer settled_rate.Modes", "Modes"),
-        ("--model settled_rate.OwnModes", "Modes"),
-    ],
-)
-def test_mistakes(mistake, in_tmp_dir, monkeypatch, flags, named):
-    """Others stand in `tests/cli/test_mistakes.py`."""
-    monkeypatch.syspath_prepend(str(in_tmp_dir))
-    Path("settled_rate.py").write_text(OWN_TASK)
-    words = ["fit", "--config", "reverse", *QUIET, *SMALL_LISTS, *flags.split()]
-    assert named in mistake(lambda: run(lambda: run_words(words)))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_study_keeps_it_in_its_record(says, in_tmp_dir, monkeypatch):
-    monkeypatch.setattr("kvt.study.runner.LocalWorkers", lambda *_: InLine())
-    Path("mine.yaml").write_text(
-        "tasks: [reverse]\nseeds: [0]\n"
-        "axes:\n  attn: [qkv, kv]\n  optimizer: [null, {class_path: torch.optim.SGD, init_args: {momentum: 0.9}}]\n"
-        "  train_size: 32\n  val_size: 16\n  test_size: 16\n  batch_size: 16\n  dim: 16\n  max_epochs: 1\n"
-    )
-    execute("study run", ["mine.yaml", "--folder", "runs", "--workers", "1"])
-    says("study", "record", "mine.yaml", "--from", "runs", "--out", "record")
-    assert "4 runs: 4 finished" in says("study", "run", "mine.yaml", "--folder", "others", "--from", "record")
-    assert not Path("others").exists()
-    says("study", "report", "mine.yaml", "--from", "record", "--out", "report")
-    assert Path("report", "runs.csv").read_text().count("torch.optim.SGD") == 2

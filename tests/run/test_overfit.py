@@ -1,7 +1,7 @@
 """--overfit_batches: a run learns its first batches by heart, and is validated on them."""
 
-import lightning as L
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 
 import kvt
 from tests.conftest import SMALL
@@ -9,26 +9,6 @@ from tests.helpers.runs import read_result
 
 QUIETLY = {"accelerator": "cpu", "enable_progress_bar": False}
 LASTING = {"max_epochs": 3, "max_steps": -1, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
-
-
-class Served(L.Callback):
-    """The batches of each epoch of training, and of each validation, as bytes."""
-
-    def __init__(self) -> None:
-        self.trained: list[list[bytes]] = []
-        self.validated: list[list[bytes]] = []
-
-    def on_train_epoch_start(self, *_):
-        self.trained.append([])
-
-    def on_validation_epoch_start(self, *_):
-        self.validated.append([])
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.trained[-1].append(content(batch))
-
-    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
-        self.validated[-1].append(content(batch))
 
 
 def content(batch):
@@ -55,10 +35,17 @@ def small(task: str, **settings) -> kvt.RunConfig:
     ],
 )
 def test_every_epoch_and_every_validation_has_the_same_first_batches(in_tmp_dir, task, settings, overfit):
-    served = Served()
-    result = kvt.train(small(task, overfit_batches=overfit, **settings), callbacks=[served], test=False)
-    assert len(served.trained) == len(served.validated) == 3
-    first, *others = [*served.trained, *served.validated]
+    trained: list[list[bytes]] = []
+    validated: list[list[bytes]] = []
+    look = LambdaCallback(
+        on_train_epoch_start=lambda *_: trained.append([]),
+        on_validation_epoch_start=lambda *_: validated.append([]),
+        on_train_batch_start=lambda trainer, task, batch, _: trained[-1].append(content(batch)),
+        on_validation_batch_start=lambda trainer, task, batch, *_: validated[-1].append(content(batch)),
+    )
+    result = kvt.train(small(task, overfit_batches=overfit, **settings), callbacks=[look], test=False)
+    assert len(trained) == len(validated) == 3
+    first, *others = [*trained, *validated]
     assert all(batches == first for batches in others)
     assert len(first) == overfit if overfit >= 1 else first
     assert len(set(first)) == len(first)

@@ -12,7 +12,7 @@ from torch import nn
 import kvt
 from kvt.system import UserError
 from kvt.tasks import Classification, ImageTask, ListTask, Task
-from tests.conftest import QUIET
+from tests.conftest import QUIET, SMALL_LISTS
 from tests.helpers.commands import command
 from tests.helpers.small_tasks import LISTS, TASKS, small_batch, small_task
 
@@ -69,30 +69,22 @@ def my_own(in_tmp_dir, monkeypatch):
     sys.modules.pop("my_own", None)
 
 
-def test_an_attention_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
+@pytest.mark.parametrize("name", ["attn", "model"])
+def test_code_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own, name):
     small_task("ListTask", attn="kv").save_pretrained("house")
     config = json.loads(Path("house/config.json").read_text())
-    config["config"]["model"]["init_args"]["attn"] = "my_own.NearKV"
+    model, own = config["config"]["model"], {"attn": "my_own.NearKV", "model": "my_own.Mine"}[name]
+    if name == "attn":
+        model["init_args"]["attn"] = own
+    else:
+        model["class_path"] = own
     Path("house/config.json").write_text(json.dumps(config))
     for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
-        with pytest.raises(UserError, match=r"my_own\.NearKV"):
+        with pytest.raises(UserError, match=own):
             load("house")
     assert not Path("imported").exists()
-    assert ListTask.from_pretrained("house", attn="my_own.NearKV").attn == "my_own.NearKV"
-    assert Path("imported").exists()
-
-
-def test_a_class_that_is_not_kvts_is_imported_only_if_the_caller_names_it(my_own):
-    small_task("ListTask").save_pretrained("house")
-    config = json.loads(Path("house/config.json").read_text())
-    config["config"]["model"]["class_path"] = "my_own.Mine"
-    Path("house/config.json").write_text(json.dumps(config))
-    for load in (kvt.load, Task.from_pretrained, ListTask.from_pretrained):
-        with pytest.raises(UserError, match=r"my_own\.Mine"):
-            load("house")
-    assert not Path("imported").exists()
-    assert type(kvt.load("house", model="my_own.Mine")).__name__ == "Mine"
-    mine = sys.modules["my_own"].Mine
+    loaded, mine = kvt.load("house", **{name: own}), sys.modules["my_own"].Mine
+    assert own in (loaded.attn, f"my_own.{type(loaded).__name__}")
     mine(LISTS, attn="kv", dim=8, heads=2).save_pretrained("own")
     assert type(mine.from_pretrained("own")) is mine
 
@@ -109,25 +101,8 @@ def test_a_damaged_folder_is_refused_in_one_line(in_tmp_dir, spoil):
 def test_a_folder_or_a_plain_checkpoint_is_measured_with_the_configuration_of_its_data(in_tmp_dir):
     task = small_task("ListTask", attn="kv", attn_kwargs={"attend_self": False})
     task.save_pretrained("house")
-    words = [
-        "--config",
-        "reverse",
-        "--length",
-        "4",
-        "--train_size",
-        "64",
-        "--val_size",
-        "20",
-        "--test_size",
-        "20",
-        "--dim",
-        "8",
-        "--depth",
-        "1",
-        "--heads",
-        "2",
-    ]
-    said = command("validate", "--ckpt_path", "house", *words, "--attn_kwargs.attend_self", "false", *QUIET)
+    words = [*SMALL_LISTS, "--config=reverse", "--length=4", "--dim=8", "--depth=1", "--heads=2", *QUIET]
+    said = command("validate", "--ckpt_path", "house", *words, "--attn_kwargs.attend_self=false")
     assert (said.code, "val/acc" in said.out) == (0, True), said
 
 

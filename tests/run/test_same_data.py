@@ -2,11 +2,9 @@
 
 import json
 import shutil
-from math import log
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvt.commands import execute, run_words
 from kvt.system import run
@@ -105,19 +103,6 @@ def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, w
     assert "other data" in mistake(maps, "--ckpt_path", checkpoint, place, moved)
     words("predict", "--ckpt_path", checkpoint, place, moved)
     assert "not the data" in capsys.readouterr().err
-
-
-def bits_per_byte(task, of):
-    """Return the bits of all tokens of a text but the first, divided by their bytes, with as many before as fit."""
-    ids = torch.tensor(
-        [*task.vocabulary.encode(of), *([task.vocabulary.end] if hasattr(task.vocabulary, "end") else [])]
-    )
-    length, bits = task.model.embedding.max_len, 0.0
-    for start in range(0, len(ids) - 1, length):
-        window = ids[start : start + length + 1]
-        log_p = task(window[None, :-1])[0].double().log_softmax(-1)
-        bits -= log_p.gather(1, window[1:, None]).sum().item() / log(2)
-    return bits / (len(of.encode()) - len(task.vocabulary.decode(ids[:1].tolist())[0].encode()))
 
 
 def test_content_is_of_pixels_and_labels_wherever_they_lie(tmp_path):

@@ -8,12 +8,7 @@ import torch
 
 import kvt
 from kvt import tune as hardware
-from kvt.run.fit import Result
-
-CONFIG = kvt.RunConfig.from_name("reverse").changed(
-    **{"train_size": 96, "val_size": 20, "test_size": 20, "batch_size": 16, "dim": 16, "max_epochs": 2},
-    **{"enable_progress_bar": False, "accelerator": "cpu", "logger": "none"},
-)
+from tests.helpers.runs import REVERSE
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +25,11 @@ def four_cores(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: number)
 
 
-def threads_of(result: Result) -> int:
-    return json.loads((result.folder / "result.json").read_text())["machine"]["threads"]
-
-
 @pytest.mark.parametrize(("asked", "small", "used"), [(3, 10**6, 3), (1000, 10**6, 4), (None, 10**6, 1), (None, 1, 4)])
 def test_a_run_uses_the_number_asked_for_else_one_for_a_small_model(in_tmp_dir, monkeypatch, asked, small, used):
     monkeypatch.setattr(hardware, "SMALL", small)
-    config = CONFIG.changed(threads=asked)
-    assert config.name == CONFIG.name
-    assert threads_of(kvt.train(config)) == used
+    config = REVERSE.changed(threads=asked)
+    assert config.name == REVERSE.name
+    result = json.loads((kvt.train(config).folder / "result.json").read_text())
+    assert result["machine"]["threads"] == used
     assert torch.get_num_threads() == 4

@@ -35,32 +35,6 @@ def kvt(words: str) -> None:
     run(lambda: execute(f"study {name}" if words.startswith("study") else name, flags))
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("study run", "grid"),
-        ("study run tiny.yaml --workers 0", "workers"),
-        ("study report tiny.yaml --format docx", "docx"),
-        ("study report tiny.yaml other/tiny.yaml", "reports/tiny-all"),
-        ("study report tiny.yaml tiny.yaml --out x", "x"),
-        ("reproduce", "--all"),
-        ("reproduce figure4 --dry_run", "table3"),
-        ("study run tiny.yaml --only dims=16", "dim"),
-        ("study run tiny.yaml --set dims=16", "dim"),
-        ("study run tiny.yaml --set dim", "--set"),
-        ("reproduce table2 --only task=srt", "sort"),
-        ("study run tiny.yaml --folder file/below --dry_run", "--folder"),
-        ("study report tiny.yaml --folder file --out there", "--folder"),
-        ("study report tiny.yaml --out file/below", "--out"),
-    ],
-)
-def test_mistakes_are_one_line_and_leave_nothing_behind(tiny, mistake, words, named):
-    (tiny / "file").touch()
-    (tiny / "other").mkdir()
-    (tiny / "other" / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"seeds": [1]}))
-    assert named in mistake(lambda: kvt(words))
-
-
 def test_a_dry_run_sums_up_each_task_and_makes_nothing(tiny, capsys):
     more = {"tasks": ["sort", "copy"], "axes": {**TINY["axes"], "lr": [1e-3, 1e-2]}, "seeds": [0, 1]}
     (tiny / "tiny.yaml").write_text(yaml.safe_dump(TINY | more))

@@ -106,6 +106,7 @@ def test_attentions_of_one_name_are_told_apart(write, tmp_path, monkeypatch):
 
 
 EMA = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.9}}
+DECAYING = {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}
 GROUPED = {"attn": "qkv", "attn_kwargs": {"kv_heads": 1}}
 
 
@@ -126,11 +127,7 @@ def test_an_axis_of_several_settings_may_have_the_name_of_a_setting(write, axis)
 @pytest.mark.parametrize(
     ("axis", "value", "text"),
     [
-        (
-            "optimizer",
-            {"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}},
-            "AdamW(weight_decay=0.1)",
-        ),
+        ("optimizer", DECAYING, "AdamW(weight_decay=0.1)"),
         ("callbacks", EMA, "EMAWeightAveraging(decay=0.9)"),
         ("callbacks", [EMA, {"class_path": "DeviceStatsMonitor"}], "EMAWeightAveraging(decay=0.9), DeviceStatsMonitor"),
     ],

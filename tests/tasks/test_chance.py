@@ -10,17 +10,7 @@ import lightning as L
 import pytest
 import torch
 
-from kvt.tasks import (
-    Characters,
-    CharacterTask,
-    DigitLists,
-    HumanNumbers,
-    Images,
-    ListTask,
-    SentencePairs,
-    SetAnomalies,
-    TranslationTask,
-)
+from kvt import tasks
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
@@ -28,9 +18,8 @@ UNLIKELY = log(1e6)  # of a test that fails by chance: once in a million seeds
 
 def train(task, data, steps: int) -> tuple[L.Trainer, dict[str, float]]:
     """Train; return a Trainer that evaluates, and the last training metrics."""
-    trainer = L.Trainer(
-        max_steps=steps, max_epochs=-1, limit_val_batches=0, log_every_n_steps=10, accelerator="cpu", **QUIET
-    )
+    limits = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": 0}
+    trainer = L.Trainer(**limits, log_every_n_steps=10, accelerator="cpu", **QUIET)
     trainer.fit(task, data)
     return L.Trainer(accelerator="cpu", **QUIET), trainer.callback_metrics
 
@@ -40,27 +29,29 @@ def random_words(count: int, symbols: str, seed: int = 0) -> list[str]:
     return [symbols[i] for i in torch.randint(len(symbols), (count,), generator=generator).tolist()]
 
 
-class Unrelated(DigitLists):
+class Unrelated(tasks.DigitLists):
     """Lists, and others that have nothing to do with them."""
 
     def load(self):
-        others = DigitLists(seed=self.seed + 1, length=self.length, **{f"{k}_size": n for k, n in self.sizes.items()})
+        sizes = {f"{split}_size": number for split, number in self.sizes.items()}
+        others = tasks.DigitLists(seed=self.seed + 1, length=self.length, **sizes)
         pairs = zip(super().load().items(), others.load().values(), strict=True)
         return {split: (digits, targets) for (split, (digits, _)), (targets, _) in pairs}
 
 
 def test_guessing_is_right_once_in_as_many_times_as_there_are_answers(tmp_path):
-    assert DigitLists.chance(length=8) == 1 / DigitLists(length=8).spec["vocab_size"]
-    assert SetAnomalies.chance(set_size=5) == 1 / 5
+    assert tasks.DigitLists.chance(length=8) == 1 / tasks.DigitLists(length=8).spec["vocab_size"]
+    assert tasks.SetAnomalies.chance(set_size=5) == 1 / 5
     for dataset in ("cifar10", "cifar100"):
-        assert Images.chance(dataset=dataset) == 1 / len(Images(dataset, data_dir=str(tmp_path)).spec["classes"])
-    assert Images.chance(root="mine") is None, "is known from the folder alone"
-    assert Characters.chance() is None
+        images = tasks.Images(dataset, data_dir=str(tmp_path))
+        assert tasks.Images.chance(dataset=dataset) == 1 / len(images.spec["classes"])
+    assert tasks.Images.chance(root="mine") is None, "is known from the folder alone"
+    assert tasks.Characters.chance() is None
     for length in (16, 32, 64, 128):
-        data = HumanNumbers(length=length)
+        data = tasks.HumanNumbers(length=length)
         data.setup("fit")
         words = torch.cat([targets for _, targets in data.val_dataloader()]).flatten()
-        assert HumanNumbers.chance() == pytest.approx(words.bincount().max().item() / len(words), abs=5e-4)
+        assert tasks.HumanNumbers.chance() == pytest.approx(words.bincount().max().item() / len(words), abs=5e-4)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +62,7 @@ def seed():
 @pytest.mark.slow
 def test_lists():
     data = Unrelated(length=8, train_size=32, val_size=4, test_size=500, batch_size=32)
-    task = ListTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
+    task = tasks.ListTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
     trainer, learned = train(task, data, 150)
     (tested,) = trainer.test(task, data, verbose=False)
     assert learned["train/acc"] > 0.5
@@ -81,8 +72,8 @@ def test_lists():
 @pytest.mark.slow
 def test_characters(tmp_path):
     (tmp_path / "noise.txt").write_text("".join(random_words(800, "abcdefgh")))
-    data = Characters(text=str(tmp_path / "noise.txt"), length=16, val_size=0.5, batch_size=32)
-    task = CharacterTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
+    data = tasks.Characters(text=str(tmp_path / "noise.txt"), length=16, val_size=0.5, batch_size=32)
+    task = tasks.CharacterTask(data.spec, attn="kv+pos", dim=64, depth=1, heads=2, dropout=0.0, lr=5e-3)
     trainer, learned = train(task, data, 150)
     (judged,) = trainer.validate(task, data, verbose=False)
     assert learned["train/loss"] < log(8) - 0.5
@@ -98,9 +89,9 @@ def test_sentences(tmp_path):
             words = iter(random_words(6 * count, ["uno", "due", "tre", "otto"], seed=2 * number + side))
             lines = [" ".join(next(words) for _ in range(6)) for _ in range(count)]
             (tmp_path / f"{split}.{language}").write_text("\n".join(lines))
-    data = SentencePairs(root=str(tmp_path), batch_size=40, max_len=10)
+    data = tasks.SentencePairs(root=str(tmp_path), batch_size=40, max_len=10)
     sizes = {"dim": 64, "depth": 1, "heads": 4}
-    task = TranslationTask(data.spec, attn="kv+pos", dropout=0.0, smoothing=0.0, warmup=30, lr=1.0, **sizes)
+    task = tasks.TranslationTask(data.spec, attn="kv+pos", dropout=0.0, smoothing=0.0, warmup=30, lr=1.0, **sizes)
     trainer, learned = train(task, data, 120)
     assert learned["train/loss"] < log(4) * 6 / 7 - 0.5
     (tested,) = trainer.test(task, data, verbose=False)

@@ -143,10 +143,8 @@ def test_weights_of_other_precision_format_or_head(images, weights, tmp_path):
 
 def test_weights_of_a_diverged_network_are_refused_and_nothing_is_cached(images, weights, tmp_path):
     state = torch.load(weights)
-    torch.save(
-        {name: value * torch.nan if value.is_floating_point() else value for name, value in state.items()},
-        tmp_path / "nan.pth",
-    )
+    spoilt = {name: value * torch.nan if value.is_floating_point() else value for name, value in state.items()}
+    torch.save(spoilt, tmp_path / "nan.pth")
     source = backbone_features(images, tmp_path / "nan.pth")
     assert "'train' is not finite" in user_error(source.prepare)
     assert not source.cache.exists()

@@ -54,9 +54,8 @@ class Spy(ImageTask):
 
 def test_only_training_batches_are_augmented(data):
     task = Spy(data.spec, patch=16, dim=8, depth=1, heads=2)
-    L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
-        task, data
-    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    L.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(task, data)
     originals = rows(data.splits["val"][0].float())
     assert {image.float().numpy().tobytes() for image in torch.cat(task.seen["val"])} == originals
     train = rows(data.splits["train"][0].float())
@@ -102,6 +101,7 @@ def test_mean_and_deviation_of_a_folder_are_those_of_its_pixels_to_train_on(phot
 
 
 CIFAR = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}  # CIFAR-10's
+TINY = ["--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2", "--batch_size", "8"]
 MNIST = {"mean": [0.1307], "std": [0.3081]}
 
 
@@ -118,8 +118,7 @@ def test_a_published_data_set_has_the_numbers_of_the_papers_code(small_data, dat
 
 
 def test_a_root_has_its_own_numbers_and_a_checkpoint_keeps_them(photos, experiment, kvt):
-    flags = ["--root", str(photos), "--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2"]
-    flags += ["--max_epochs", "1", "--val_size", "6", "--batch_size", "8"]
+    flags = ["--root", str(photos), *TINY, "--max_epochs", "1", "--val_size", "6"]
     measured = Images(root=str(photos), image_size=16).spec
     for given in ({}, CIFAR):
         words = [f"--{name}={value}" for name, value in given.items()]
@@ -127,9 +126,6 @@ def test_a_root_has_its_own_numbers_and_a_checkpoint_keeps_them(photos, experime
         spec = torch.load(path, weights_only=True)["hyper_parameters"]["spec"]
         assert {name: spec[name] for name in CIFAR} == (given or {name: measured[name] for name in CIFAR})
         kvt("validate", "--ckpt_path", str(path))
-
-
-TINY = ["--image_size", "16", "--patch", "8", "--dim", "16", "--depth", "1", "--heads", "2", "--batch_size", "8"]
 
 
 def test_a_folder_without_a_test_split_is_trained_on_and_validated(photos, experiment, kvt, mistake, monkeypatch):

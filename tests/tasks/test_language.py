@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 from kvt.data.tokens import END, IGNORE, Vocabulary
 from kvt.models.embedding import POSITIONS, LearnedPositions, SinusoidalPositions
-from kvt.tasks.language import (
-    Characters,
-    CharacterTask,
-    HumanNumbers,
-    LanguageModelTask,
-    NumberTask,
-    TextData,
-    TextTokens,
-)
+from kvt.tasks import Characters, CharacterTask, HumanNumbers, LanguageModelTask, NumberTask, TextTokens
+from kvt.tasks.language import TextData
 from tests.data.helpers import all_rows
 
 TEXT = "Es war einmal ein König, der hatte eine Tochter. " * 9 + "Das ist das Ende!"
@@ -144,9 +137,8 @@ def test_a_text_of_characters_is_composed(tmp_path):
     """A decomposed text, prompt or stop is the same as a composed one. Bytes stay as they are."""
     made, texts = [], []
     for form in ("NFC", "NFD"):
-        (tmp_path / f"{form}.txt").write_text(
-            unicodedata.normalize(form, "Größe, schöne Käse. " * 20), encoding="utf-8"
-        )
+        text = unicodedata.normalize(form, "Größe, schöne Käse. " * 20)
+        (tmp_path / f"{form}.txt").write_text(text, encoding="utf-8")
         made.append(Characters(text=str(tmp_path / f"{form}.txt"), length=8))
         made[-1].setup("fit")
         texts.append(TextTokens(text=str(tmp_path / f"{form}.txt"), length=8, data_dir=str(tmp_path)).load())
@@ -158,9 +150,8 @@ def test_a_text_of_characters_is_composed(tmp_path):
     assert len({task.generate(prompt, 9) for prompt in spoken}) == 1
     whole = task.generate("schö", 100)
     assert "ö" in whole[4:]
-    assert {task.generate(spoken[0], 100, stop=unicodedata.normalize(form, "ö")) for form in ("NFC", "NFD")} == {
-        whole[: whole.index("ö", 4) + 1]
-    }
+    stops = [unicodedata.normalize(form, "ö") for form in ("NFC", "NFD")]
+    assert {task.generate(spoken[0], 100, stop=stop) for stop in stops} == {whole[: whole.index("ö", 4) + 1]}
 
 
 def test_a_text_ends_with_what_it_is_to_stop_at(trial):

@@ -3,7 +3,7 @@
 import json
 import os
 from itertools import compress
-from math import exp, log
+from math import log
 from pathlib import Path
 
 import pytest
@@ -285,45 +285,6 @@ def test_rows_of_documents_are_cut_or_filled_with_ends(tmp_path):
 
 
 # ---- the model -----------------------------------------------------------------------------------
-
-
-def recorded(task):
-    """What a validation comes to."""
-    found = {}
-    task.record = lambda name, value, **settings: found.update({name: float(value)})
-    task.on_validation_epoch_end()
-    return found
-
-
-def test_what_is_measured_is_what_it_is_called(tmp_path):
-    """Over all targets, and over the real ones alone, token by token: with loss_on=real, in test_honest_results.py."""
-    data = made(tmp_path, loss_on="all", length=90)
-    torch.manual_seed(0)
-    task = model(data.spec)
-    for module in task.model.modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            torch.nn.init.normal_(module.weight, std=0.3)
-    every, reals, size, right = [], [], 0, 0
-    for inputs, targets, real in served(data, "val"):
-        log_p = task(torch.tensor([inputs]))[0].double().log_softmax(-1)
-        for row, target, is_real in zip(log_p, targets, real, strict=True):
-            right += int(row.argmax()) == target
-            every.append(-row[target].item())
-            if is_real:
-                reals.append(every[-1])
-                size += target != 256
-    with torch.no_grad():
-        for batch in data.make_batches(*data.splits["val"], batch_size=2, seed=0):
-            task.validation_step(batch, 0)
-    found = recorded(task)
-    mean = sum(every) / len(every)
-    assert found["val/loss"] == pytest.approx(mean, rel=1e-5)
-    assert found["val/acc"] == pytest.approx(right / len(every), rel=1e-5)
-    assert found["val/ppl"] == pytest.approx(exp(mean), rel=1e-5)
-    assert found["val/real_ppl"] == pytest.approx(exp(sum(reals) / len(reals)), rel=1e-5)
-    assert found["val/bpb"] == pytest.approx(sum(reals) / log(2) / size, rel=1e-5)
-    assert found["val/padding"] == pytest.approx(1 - len(reals) / len(every))
-    assert found["val/padding"] > 0
 
 
 def test_an_untrained_model_knows_nothing(tmp_path):

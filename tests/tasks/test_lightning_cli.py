@@ -67,16 +67,9 @@ class Linked(LightningCLI):
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_lightnings_command_line_reads_each_configuration(path, in_tmp_dir):
     sections = yaml.safe_load(path.read_text())
-    modes = {"subclass_mode_model": True, "subclass_mode_data": True, "save_config_callback": None}
-    cli = (Linked if "optimizer" in sections else LightningCLI)(
-        Task,
-        TaskData,
-        args=["--config", str(path)],
-        run=False,
-        trainer_defaults=QUIET,
-        seed_everything_default=0,
-        **modes,
-    )
+    modes = {"subclass_mode_model": True, "subclass_mode_data": True, "save_config_callback": None, "run": False}
+    given = {"args": ["--config", str(path)], "trainer_defaults": QUIET, "seed_everything_default": 0}
+    cli = (Linked if "optimizer" in sections else LightningCLI)(Task, TaskData, **given, **modes)
     for made, section in ((cli.model, sections["model"]), (cli.datamodule, sections["data"])):
         assert f"kvt.tasks.{type(made).__name__}" == section["class_path"]
         assert section["init_args"].items() <= made.hparams.items()

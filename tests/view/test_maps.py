@@ -21,20 +21,7 @@ from kvt.commands import main
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.system import UserError
 from kvt.tasks import DigitLists, HumanNumbers, ImageTask, ListTask, NumberTask
-from kvt.view.maps import (
-    MAX_LABELLED,
-    Layer,
-    add_looks,
-    collect_maps,
-    describe_looks,
-    draw,
-    examine,
-    in_words,
-    pixels,
-    save,
-    titled,
-    visible,
-)
+from kvt.view import maps as view
 from tests.conftest import SMALL, slow
 from tests.helpers.layers import Case
 
@@ -62,14 +49,14 @@ def test_scores_are_symmetric_if_keys_are_queries_and_there_are_no_positions(nam
     assert found.max() < 1e-12 if name in ("kv", "k") else found.min() > 0.01
 
 
-def a_layer(heads=2, n=5, m=5, labels=None, overlay=None) -> Layer:
+def a_layer(heads=2, n=5, m=5, labels=None, overlay=None) -> view.Layer:
     weights = torch.rand(heads, n, m).softmax(-1)
-    return Layer("encoder.0.attention", weights, weights.log() if n == m else None, labels, overlay)
+    return view.Layer("encoder.0.attention", weights, weights.log() if n == m else None, labels, overlay)
 
 
 def panels_of(layers, title=""):
     """The panels of the picture, in the order in which they are drawn, without the bar of the scale."""
-    return [axes for axes in draw(layers, title).axes if axes.images]
+    return [axes for axes in view.draw(layers, title).axes if axes.images]
 
 
 def shown(axes) -> np.ndarray:
@@ -109,7 +96,7 @@ def test_tokens_label_the_map_as_they_are_unless_there_are_too_many():
     (axes,) = panels_of([a_layer(1, 3, 4, (rows, columns))], "$title$")
     assert [label.get_text() for label in axes.get_yticklabels()] == rows
     assert [label.get_text() for label in axes.get_xticklabels()] == columns
-    many = [f"token{i}" for i in range(MAX_LABELLED + 1)]
+    many = [f"token{i}" for i in range(view.MAX_LABELLED + 1)]
     (axes,) = panels_of([a_layer(1, len(many), len(many), (many, many))])
     assert not {label.get_text() for label in axes.get_xticklabels()} & set(many)
 
@@ -118,7 +105,7 @@ def test_the_class_token_looks_at_patches_where_they_are():
     spec = {"channels": 1, "height": 4, "width": 6, "classes": ["a", "b"], "mean": [0.5], "std": [0.5]}
     task = ImageTask(spec, patch=2, dim=8, depth=1, heads=2).eval()
     image = torch.randint(256, (1, 1, 4, 6), dtype=torch.uint8)
-    (layer,) = collect_maps(task, (image, torch.tensor([0])))
+    (layer,) = view.collect_maps(task, (image, torch.tensor([0])))
     picture, heat = layer.overlay
     assert torch.equal(picture, image[0].permute(1, 2, 0))
     tokens: list[torch.Tensor] = []
@@ -142,8 +129,8 @@ def test_rings_mark_where_each_place_looks_on_average():
     data = DigitLists(task="reverse", length=6, train_size=16, val_size=48, test_size=1)
     data.setup("fit")
     task = ListTask(data.spec, attn="kv", dim=16, heads=2, depth=2).eval()
-    layers = add_looks(collect_maps(task, data.example(0)), task, data.sample(48))
-    maps = [collect_maps(task, data.example(index)) for index in range(48)]
+    layers = view.add_looks(view.collect_maps(task, data.example(0)), task, data.sample(48))
+    maps = [view.collect_maps(task, data.example(index)) for index in range(48)]
     for n, layer in enumerate(layers):
         average = sum(example[n].weights for example in maps)
         average.diagonal(dim1=1, dim2=2).fill_(0)
@@ -153,14 +140,14 @@ def test_rings_mark_where_each_place_looks_on_average():
         rings = axes.collections[0].get_offsets()
         assert rings[:, 0].tolist() == target.tolist()
         assert rings[:, 1].tolist() == [*range(6)]
-    assert len(describe_looks(layers)) == 4
+    assert len(view.describe_looks(layers)) == 4
 
 
 def test_a_place_that_may_look_at_no_other_looks_at_itself():
     data = HumanNumbers(length=8, batch_size=2)
     data.setup("fit")
     task = NumberTask(data.spec, dim=16, heads=2, depth=1).eval()
-    (layer,) = add_looks(collect_maps(task, data.example(0)), task, data.sample(16))
+    (layer,) = view.add_looks(view.collect_maps(task, data.example(0)), task, data.sample(16))
     assert layer.looked_at[:, 0].tolist() == [0, 0]
     assert (layer.looked_at[:, 1:] < torch.arange(1, 8)).all()
 
@@ -169,31 +156,27 @@ def test_the_last_panel_of_a_layer_has_the_eigenvalues_of_its_maps_unless_it_is_
     turns = torch.eye(4).roll(1, 1)  # i to i + 1: the fourth roots of unity
     swaps = torch.eye(4).view(2, 2, 4).flip(1).reshape(4, 4)
     weights = torch.stack([turns, swaps])
-    both = Layer("encoder.0.attention", weights, weights, None)
+    both = view.Layer("encoder.0.attention", weights, weights, None)
     both = both._replace(looked_at=weights.argmax(-1), symmetric=torch.ones(2))
     causal = both._replace(weights=torch.eye(4).expand(2, 4, 4))
     cross, diverged = both._replace(scores=None), both._replace(weights=torch.full((2, 4, 4), torch.nan))
     for layers in ([both, causal, cross], [causal, both], [both, diverged]):
-        planes = [axes for axes in draw(layers, "").axes if "eigenvalues" in axes.get_title()]
+        planes = [axes for axes in view.draw(layers, "").axes if "eigenvalues" in axes.get_title()]
         assert len(planes) == 1
         points = [dots.get_offsets() for dots in planes[0].collections]
         expected = [[(1, 0), (0, 1), (-1, 0), (0, -1)], [(1, 0), (1, 0), (-1, 0), (-1, 0)]]
         for head, roots in zip(points, expected, strict=True):
             assert sorted(map(tuple, head.round(6) + 0.0)) == sorted(roots)
-    lines = describe_looks([both, causal])
-    assert [line.partition("; eigenvalues ")[2] for line in lines] == [
-        "up to 1.00 off the real line",
-        "from -1.00 to 1",
-        "",
-        "",
-    ]
+    lines = view.describe_looks([both, causal])
+    told = ["up to 1.00 off the real line", "from -1.00 to 1", "", ""]
+    assert [line.partition("; eigenvalues ")[2] for line in lines] == told
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])
 def test_any_vocabulary_can_be_written_in_every_format(tmp_path, ending, begins):
-    labels = [visible(token) for token in ("\x0c", "\x1b", "\u202e", "日")]
+    labels = [view.visible(token) for token in ("\x0c", "\x1b", "\u202e", "日")]
     path = tmp_path / f"picture.{ending}"
-    save(draw([a_layer(1, 4, 4, (labels, labels))], ""), path)
+    view.save(view.draw([a_layer(1, 4, 4, (labels, labels))], ""), path)
     assert path.read_bytes().startswith(begins)
     assert list(tmp_path.iterdir()) == [path]
     if ending == "SVG":
@@ -206,12 +189,12 @@ def test_tensorboard_shows_the_picture_that_the_command_draws(experiment, config
     run = experiment(config, *SMALL[config])["path"].parent
     last = run / "checkpoints" / "last.ckpt"
     task, data = load(last), Checkpoint(last).load_data()
-    title = titled(task.hparams["attn"], examine(task, data.example(0)).caption)
+    title = view.titled(task.hparams["attn"], view.examine(task, data.example(0)).caption)
     events = EventAccumulator(str(run), {"images": 0}).Reload()
-    for layer in collect_maps(task, data.example(0)):
-        last_one = events.Images(f"visual/attention/{in_words(layer.name)}")[-1]
-        image = Image.open(BytesIO(last_one.encoded_image_string))
-        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), pixels(draw([layer], title, columns=2)))
+    for layer in view.collect_maps(task, data.example(0)):
+        last_one = events.Images(f"visual/attention/{view.in_words(layer.name)}")[-1]
+        image = np.asarray(Image.open(BytesIO(last_one.encoded_image_string)).convert("RGB"))
+        np.testing.assert_array_equal(image, view.pixels(view.draw([layer], title, columns=2)))
 
     monkeypatch.setattr(sys, "argv", ["kvt", "maps", "--ckpt_path", str(last), "--out", "mine.png"])
     main()
@@ -225,13 +208,13 @@ def test_recorded_maps_are_drawn_as_those_of_a_task(in_tmp_dir):
     digits = data.splits["val"][0]
     with kvt.record_maps(task.model) as maps:
         task(digits)
-    of_task = collect_maps(task, data.example(3))
+    of_task = view.collect_maps(task, data.example(3))
     tokens = [str(digit) for digit in digits[3].tolist()]
     assert of_task[0].labels == (tokens, tokens)
     figure = kvt.draw_maps(maps, "kv", example=3, tokens=tokens)
-    np.testing.assert_array_equal(pixels(figure), pixels(draw(of_task, "kv")))
-    unnamed = pixels(draw([layer._replace(labels=None) for layer in of_task], "kv"))
-    np.testing.assert_array_equal(pixels(kvt.draw_maps(maps, "kv", example=3, tokens=["x"])), unnamed)
+    np.testing.assert_array_equal(view.pixels(figure), view.pixels(view.draw(of_task, "kv")))
+    unnamed = view.pixels(view.draw([layer._replace(labels=None) for layer in of_task], "kv"))
+    np.testing.assert_array_equal(view.pixels(kvt.draw_maps(maps, "kv", example=3, tokens=["x"])), unnamed)
     with pytest.raises(UserError, match="no map was recorded"):
         kvt.draw_maps([])
 
@@ -240,7 +223,7 @@ def test_translation_labels_each_layer_with_the_words_it_looks_from_and_at(train
     best = trained("translation")
     data = Checkpoint(best).load_data()
     source, target = data.texts["val"][3]
-    encoder, own, cross = collect_maps(load(best), data.example(3))
+    encoder, own, cross = view.collect_maps(load(best), data.example(3))
     german = ["<bos>", *source.removesuffix(".").split(), ".", "<eos>"]
     english = ["<bos>", *target.removesuffix(".").split(), "."]
     assert encoder.labels == (german, german)
@@ -257,7 +240,7 @@ def test_characters_that_the_picture_cannot_show_are_named(tmp_path, capfd, monk
     layer = kvt.MultiheadAttention(8, 2)
     with kvt.record_maps(layer) as maps:
         layer(*[torch.zeros(6, 1, 8)] * 3)
-    save(kvt.draw_maps(maps, tokens=[*tokens]), tmp_path / "maps.png")
+    view.save(kvt.draw_maps(maps, tokens=[*tokens]), tmp_path / "maps.png")
     line = capfd.readouterr().err
     assert ("kvt maps --html" in line) == bool(told)
     assert all(letter in line for letter in told)

@@ -144,9 +144,7 @@ class Opened:
 
     def marked(self) -> dict[str, list[int]]:
         """Return the indices of the marked tokens of each list."""
-        script = (
-            "return [...document.querySelectorAll(arguments[0])].flatMap((t, i) => t.matches('.marked') ? [i] : [])"
-        )
+        script = "return [...document.querySelectorAll(arguments[0])].flatMap((t, i) => t.matches('.marked') ? i : [])"
         return {name: self.ask(script, f"#{name} li") for name in ("from", "to")}
 
     def shaded(self, name: str) -> list[bool]:
@@ -183,7 +181,7 @@ def test_one_steps_through_examples(two_examples):
 
 
 @pytest.mark.browser
-def test_a_click_enlarges_a_head(two_examples):
+def test_a_click_enlarges_a_head_of_which_a_cell_tells_its_weight_and_marks_both_tokens(two_examples):
     page = two_examples
     assert len(page.all("#heads canvas")) == 4
     page.all("#heads button")[3].click()
@@ -193,12 +191,6 @@ def test_a_click_enlarges_a_head(two_examples):
     assert pressed == ["false", "false", "false", "true"]
     size = page.ask("const c = document.querySelector('#map canvas'); return [c.height, c.width]")
     assert size == [3, 4]
-    page.require_no_error()
-
-
-@pytest.mark.browser
-def test_a_cell_tells_its_weight_and_marks_both_tokens(two_examples):
-    page = two_examples
     page.all("#heads button")[2].click()
     weight = a_layer(2, THREE, FOUR, 5).weights[0, 1, 2]
     page.point("#map", 0.5, 0.6)
