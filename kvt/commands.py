@@ -47,7 +47,7 @@ TRAINING = ("run", "fit")  # `run` also tests, and accepts the name of the task 
 RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")  # they choose a task, a checkpoint or a run
 EPILOG = """kvt run takes a task's name, or the path of your own YAML file; the next four commands take it after
 --config (-c). --print_config prints all settings. "kvt run cifar10 --help" lists the flags of a task."""
-MAX_CHARS = 50  # largest length of a setting, which may hold a whole tokenizer, and of an error, in `kvt runs`
+MAX_CHARS = 50  # in `kvt runs`: largest length of an error, and of a setting, such as a whole tokenizer
 FOLDER, TABLE1 = "lightning_logs/study", "table1"
 FOLDERS, NOTHING, NO_KWARGS = [FOLDER], list[str](), dict[str, Any]()
 
@@ -69,7 +69,7 @@ def generate(
 
     Args:
         ckpt_path: path to a checkpoint of the task characters, human_numbers or language_model.
-        prompt: beginning of the text; default: the most frequent token.
+        prompt: beginning of the text; default: the most frequent symbol, or for language_model a new document.
         tokens: largest number of tokens to add: characters, words, or pieces of a tokenizer.
         temperature: sampling temperature; 0 picks the most likely token.
         top_k: number of most likely tokens from which to sample; default: all tokens.
@@ -139,7 +139,7 @@ def maps(
     entropy of its rows in nats. For images, the picture also shows the attention of the class token to the image.
 
     For each token, a ring marks the other token with the largest weight, averaged over 256 examples. The command prints
-    one line for each head, with the cycles in which tokens attend to each other, the symmetric part of W_Q W_Kᵀ, and
+    one line for each head, with the cycles in which tokens attend to each other, the symmetric share of W_Q W_Kᵀ, and
     the eigenvalues of the drawn map; see docs/symmetry.md. The last panel of a layer shows the eigenvalues. Causal maps
     have no such panel, because the eigenvalues of a causal map are its diagonal.
 
@@ -298,9 +298,8 @@ def study_run(
 ) -> None:
     """Train the runs of a grid that are not done yet.
 
-    You may stop the command at any time. The same command resumes killed runs from their last checkpoints. It does not
-    train failed runs again. Several commands, on the same or on several machines, may use the same
-    folder and share the runs.
+    You may stop the command at any time. The same command resumes killed runs from their last checkpoints, and does
+    not train failed runs again. Several commands, on one or several machines, may share a folder and its runs.
 
     Args:
         grids: YAML files, or names of kvt's grids, such as table2.
@@ -318,7 +317,7 @@ def study_run(
         print_grid: print the YAML file of the grid, to edit it as a grid of your own.
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
         set_: replace axes of the grid in all its tasks, such as --set norm=post lr=[1e-3,1e-4].
-        from_: records, or folders of runs. The command does not train runs again that these folders contain.
+        from_: records, or folders of runs. The command does not train the runs in these folders again.
     """
     if print_grid:
         return tell("\n".join(system.find_yaml(grid, system.GRIDS).read_text() for grid in grids))

@@ -42,7 +42,7 @@ class AttentionFactory:
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         attn_kwargs: arguments of the class from the user, of the types of its arguments.
-        setting: arguments from the model, such as heads; the factory ignores None, and what the class does not take.
+        setting: arguments from the model, such as heads; the factory ignores None and arguments that the class lacks.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # by `fast_products`: most tokens for which the fused kernel of a CPU is slower
-ONE_QUERY = 4096  # most entries of all attention maps for which a CPU's fused kernel is faster with one query
+SMALL_MAP = {False: 96, True: 256}  # most tokens for which a CPU's fused kernel is slower; the key is `fast_products`
+ONE_QUERY = 4096  # most entries of attention maps for which a CPU's fused kernel is faster, with one query
 _explicit = False
 
 
@@ -100,7 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return the mask of allowed pairs, which broadcasts to (B, heads, N, M), or None; queries are the last tokens."""
+    """Return the mask of allowed pairs, broadcastable to (B, heads, N, M); None: all. Queries are the last tokens."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
@@ -114,7 +114,7 @@ def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
 
 
 def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor:
-    """Return `allowed_pairs` without pairs of a query and its own token; `leave_out` documents the exception."""
+    """Return `allowed_pairs` without pairs of a query and its own token, except where `leave_out` keeps them."""
     own = own_pairs(num_queries, num_keys, device)
     allowed = allowed_pairs(num_queries, num_keys, mask, causal, device)
     return leave_out(own, torch.ones_like(own) if allowed is None else allowed)
@@ -157,8 +157,8 @@ def dot_product_attention(
 
     Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
     the logits. With `causal`, a query attends only to its own token and to earlier tokens. attend_self=False excludes
-    the own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M);
-    its shape (…, 1, M) means one number for each key.
+    the own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M).
+    A bias of shape (…, 1, M) has one number for each key.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
@@ -210,8 +210,8 @@ def dot_product_attention(
 def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: float, **settings: Any) -> Tensor:
     """Return causal attention in which every token but the first attends only to earlier tokens.
 
-    The first token attends to itself. For the others, causal attention without the last key is right, because then the
-    i-th query is that of token i + 1, and the i-th key that of token i.
+    The first token attends to itself. The other queries get causal attention without the last key: the last query, at
+    token n, is then aligned with the key of token n − 1.
     """
     first = int(q.shape[-2] == k.shape[-2])  # 1 if the first token is among the queries
     own = dropout(v.new_ones(*q.shape[:2], first, 1), p) * repeat_groups(v[..., :first, :], q.shape[1])

@@ -11,7 +11,7 @@ from torchtext.data import pool
 from kvt.data.order import derive_seed, random_order
 from kvt.system import UserError, require_positive
 
-FIXED = -1  # instead of the epoch, in the seed of an order that is the same in all epochs
+FIXED = -1  # replaces the epoch in the seed of an order that is the same in all epochs
 GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensors of a split may take
 
 
@@ -131,7 +131,7 @@ class Batches:
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the state, so that the next iteration begins after the last batch before the call of `state_dict`."""
+        """Restore the state, so that the next iteration begins with the batch that was next at `state_dict`."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
@@ -182,7 +182,7 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy the storage of a view to a device, unless it is there; return a view of the copy, whose rows may overlap."""
+    """Return a view, whose rows may overlap, on a device; copy the storage of the view unless the device has it."""
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

@@ -97,7 +97,7 @@ def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
 class Compared(NamedTuple):
     """A comparison of two attentions in a column or pool. Unknown numbers are NaN."""
 
-    table: int
+    table: int  # index of the table in the report
     column: str
     attention: str
     baseline: str
@@ -116,7 +116,7 @@ class Compared(NamedTuple):
     lost: float = nan
     margin: float = nan  # in points; NaN without a claim, and then there is neither `p` nor `verdict`
     p: float = nan
-    untested: str = ""
+    untested: str = ""  # why the comparison is not tested
     verdict: str = ""
 
 
@@ -137,9 +137,10 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the metric in a column or pool: a row is a setting (its text begins with the task) and seed.
+    """Return a frame of the metric in a column or pool: a row for each setting and seed, a column for each attention.
 
-    A column is an attention. The second frame lacks settings in which all runs are at the ceiling, or all at chance.
+    The text of a setting begins with the task. Also return the frame without settings in which all runs are at the
+    ceiling, or all at chance.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -180,10 +181,10 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions with a run that diverged or failed, or without a finite metric, history permitting."""
+    """Return the attentions with a run that diverged or failed, or that finished without a finite metric."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
-    if not table.over_training:
+    if not table.over_training:  # a record may lack the history, and thus the mean, of a finished run
         lost |= (runs.state == State.FINISHED) & ~runs.name.isin(finished(results, table, column).name)
     return {*runs.attention[lost]}
 
@@ -204,7 +205,7 @@ def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return the comparison with its difference. Add the interval and the p-value unless `untested` has a reason."""
+    """Return the comparison with its difference. Unless it is `untested`, add the interval and the p-value."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)

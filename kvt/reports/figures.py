@@ -132,7 +132,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 
 
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
-    """Return the values of a metric: a column for each run, a row for each step that at least half of the runs reached.
+    """Return the values of a metric: a column for each run, a row for each step at which at least half have one.
 
     After its last step, a run keeps its last value: otherwise the last means would be of the longest runs alone. Also
     return for each row the mean time in seconds at which runs reached the step or ended.
@@ -148,7 +148,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean, in the column with the correct name. Cells without a value are left out.
+    diamond is a published mean, at the column that the paper should have named. Cells without a value are left out.
     """
     cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
     if not cells:

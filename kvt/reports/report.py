@@ -40,14 +40,14 @@ with the best validation metric: {shown} of {made}.""")
 
 
 class Results(NamedTuple):
-    """The results of a grid. Of each sweep over `best_of`, only the best run is included."""
+    """The results of a grid. Of each sweep over the setting that the grid names in `best_of`, only the best run."""
 
     runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
     repeats: pd.DataFrame  # a row for each repetition of a run
     histories: pd.DataFrame  # a row for each step that a finished run logged (see `table_of_histories`)
     tables: Sequence[Table]
     compared: Sequence[Compared]  # the comparisons of all tables
-    swept: Markdown | None = None  # a sentence about the sweeps
+    swept: Markdown | None = None  # a sentence about the sweeps, see `best_of`
     root: Path | None = None  # the folder of the runs; None if the results come from records
 
     @property
@@ -70,7 +70,7 @@ class Section(NamedTuple):
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
-    """Return the grid reduced to the best run of each sweep over `best_of`, and the results of these runs."""
+    """Return the grid reduced to the best run of each sweep (see `best_of`), and the results of these runs."""
     grid, swept = best_of(grid, outcomes)
     histories, tables = table_of_histories(grid, outcomes), tables_of(grid, outcomes)
     runs = with_means(table_of_results(grid, outcomes), histories, tables)
@@ -79,10 +79,10 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return the grid reduced to the best run of each sweep over `best_of`, and a sentence that describes the sweeps.
+    """Return the grid reduced to the best run of each sweep, and a sentence that describes the sweeps.
 
-    The runs of a sweep differ only in this setting. The best run has the best value of the task's `monitor`; without
-    finished runs, it is the first run. The setting is removed from all runs, so that attentions can be paired.
+    The runs of a sweep differ only in the setting that the grid names in `best_of`. The best run has the best value of
+    the task's `monitor`. If no run has finished, the first is taken. All runs lose the setting, so that they pair up.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -104,7 +104,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 
 @rc_context({"text.parse_math": False})  # a $ in a name is not the start of a formula
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, pdf: bool = False) -> list[Path]:
-    """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths without the pictures.
+    """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths of the first three.
 
     `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, pictures are also PDF files.
     """
@@ -143,7 +143,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if a report key of a grid is invalid. A study calls this function before the first run."""
+    """Raise UserError if an entry of a grid about its report is invalid. A study calls this before the first run."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -171,7 +171,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the value of `monitor`, negated if less is better, −inf if it is not finite; None for unfinished runs."""
+    """Return the value of `monitor`, negated if less is better; −inf for NaN and ±inf; None for unfinished runs."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

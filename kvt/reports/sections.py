@@ -110,7 +110,7 @@ def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
 
 
 def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> Iterator[Markdown]:
-    """Yield the comparisons of attentions. Those at the ceiling are listed with the steps until they get there."""
+    """Yield the comparisons of attentions, a list of those at the ceiling, and the steps until the ceiling."""
     if not compared:
         return
     yield Markdown("### Is it as good as {}?").format(label(results.first))
@@ -192,7 +192,7 @@ def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff`. If a setting has equal entries for all tasks, they are merged into one entry."""
+    """Return `Grid.scale_diff`. Equal entries of all tasks for a setting are merged into one entry."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]
@@ -219,7 +219,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield the ratios of parameters and times to the first attention. Times are compared on the same machine."""
+    """Yield a section with parameters and times, divided by those of the first attention on the same machine."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return

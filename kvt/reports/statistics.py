@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
 
-    The variance of the means is σ² of settings + σ² of seeds · the mean of 1 / (seeds of a setting) (random effects).
+    The variance of the means is σ² of settings + σ² of seeds · mean of 1 / (seeds in a setting) (random effects).
     """
     groups = values.groupby(settings)
     means, seeds = groups.mean(), groups.count()
@@ -115,7 +115,7 @@ class Shares(NamedTuple):
 
 
 def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Shares:
-    """Compare the numbers of solved runs of two attentions, given for each pair who has solved the task."""
+    """Compare how many paired runs of two attentions solved the task: True in `ours` and in `baseline`."""
     ours, baseline = ours.to_numpy(int), baseline.to_numpy(int)
     ahead = pd.Series(ours - baseline).groupby([blocks(pd.Series(settings.array)), seeds.to_numpy()]).sum()
     won, lost = int((ahead > 0).sum()), int((ahead < 0).sum())
@@ -131,7 +131,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return the verdict of a comparison, given its corrected p-value, and whether it is within the margin."""
+    """Return the verdict of a comparison, given its corrected p-value; `as_good`: 90 % interval within the margin."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

@@ -1,4 +1,4 @@
-"""Reads the tables of a grid: metric, columns, published numbers and compared attentions. Names what they show."""
+"""Reads the tables of a grid: metric, columns, published numbers, compared attentions. Names metrics in words."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -18,7 +18,7 @@ from kvt.tasks.metrics import ACC, Metric
 
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
-"""A mapping from attention and column to mean and standard deviation over settings. The latter may be NaN."""
+"""A mapping from attention and column to mean and standard deviation over settings, which may be NaN."""
 
 
 def label(attention: str) -> str:
@@ -72,7 +72,7 @@ class Table(NamedTuple):
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
     margin: float = 1.0  # in points; a difference below the margin counts as equal
-    claims: Mapping[tuple[str, str, str], float] | None = None  # column, attention, baseline: margin; None: all
+    claims: Mapping[tuple[str, str, str], float] | None = None  # (column, attention, baseline): margin; None: all
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
     pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to their runs
     pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
@@ -204,7 +204,7 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: a dict from the label of an axis to a setting, or to a pattern with *."""
+    """Return the `against` of a grid: a dict from the label of a figure's x-axis to a setting, or a pattern with *."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

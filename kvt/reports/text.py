@@ -17,7 +17,7 @@ from kvt.tasks.metrics import Metric
 def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compared] = ()) -> Markdown:
     """Return our results, the published results, their difference, and in how many pairs an attention is better.
 
-    The last row has the number of runs of most cells of a column. A cell with another number has its own.
+    The last row has the most frequent number of runs of each column. A cell with another number of runs shows it.
     """
     kind, lines = table.kind, [["", *table.columns, "mean"]]
     ahead = {(one.attention, one.column): better_in(one) for one in compared if one.baseline == compared[0].baseline}
@@ -48,7 +48,7 @@ def printed_table(table: Table) -> Markdown:
 
 
 def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
-    """Return a table with a row for each comparison. If no comparison has a p-value, omit the column."""
+    """Return a table with a row for each comparison. Omit the column of p-values if it would be empty."""
     lines = [["", "pair", "n", "better in", "difference", "p", "verdict"]]
     for one in compared:
         about = [one.column, pair_of(one), counts_of(one), better_in(one), difference_of(one, kind)]
@@ -114,12 +114,12 @@ def left_out_of(compared: Compared) -> str:
 
 
 def better_in(compared: Compared) -> str:
-    """Return the pairs in which the first attention is better, such as "3 of 51"."""
+    """Return the number of pairs in which the first attention is better, such as "3 of 51"."""
     return f"{compared.better_in:.0f} of {compared.pairs}" if isfinite(compared.better_in) else "–"
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference and its interval in points. If numbers of solved runs are compared, return the numbers."""
+    """Return the difference and its interval in points. For a column in `solved`, return the numbers of solved runs."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

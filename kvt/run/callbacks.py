@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RunCallback(L.Callback):
-    """Keeps the history of a run and what a checkpoint of Lightning lacks for exact resuming, and ends the run.
+    """Keeps the history of a run, saves the state that Lightning leaves out of checkpoints, and ends the run.
 
     * The history has a row for each step at which the run logs metrics. A loss that is not finite ends the run.
     * The learning rate and the norm of the gradients are logged with the training metrics.
@@ -81,7 +81,7 @@ class RunCallback(L.Callback):
         now = self.rows[-1] if self.rows and self.rows[-1]["step"] == trainer.global_step else {}
         validated = any(name.startswith("val/") for name in now)
         measured = {name: float(value) for name, value in shown.items() if name.startswith("val/")}
-        checkpoint["metrics"] = measured if validated else {}  # those of the validation at this step
+        checkpoint["metrics"] = measured if validated else {}  # the metrics of the validation at this step
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint.get("run", {})
@@ -171,13 +171,13 @@ class RunCallback(L.Callback):
             trainer.check_val_every_n_epoch = 1
 
     def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether a validation may follow this batch: Lightning would stop within it, and kvt stops after it."""
+        """Return whether a validation may follow this batch: Lightning stops within a validation, kvt after one."""
         batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
         is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Add the time, and what all processes have read, since the last call. Waits for the work of a GPU."""
+        """Add the time since the last call, and the units that all processes read. Waits for the work of a GPU."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0
@@ -203,7 +203,7 @@ class RunCallback(L.Callback):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoint IO that writes a temporary file beside the path, and renames the file when the disk has all of it.
+    """Checkpoint IO that writes a temporary file beside the path, and renames the file when it is complete.
 
     Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a killed
     process leaves half a checkpoint at the path of the last complete checkpoint.
@@ -232,7 +232,7 @@ class Best(ModelCheckpoint):
             super().load_state_dict({**state_dict, **paths, "best_k_models": {path: state_dict["best_model_score"]}})
 
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
-        """Return whether no earlier metric is better. A run that has diverged saves no more best checkpoints."""
+        """Return whether to save: no earlier value is better, and the run has not diverged."""
         equal = bool(current == self.best_model_score)
         return self.run.diverged is None and (super().check_monitor_top_k(trainer, current) or equal)
 
@@ -261,7 +261,7 @@ class Last(ModelCheckpoint):
 class ProgressBar(TQDMProgressBar):
     """A progress bar that prints a line after each epoch and after each validation within an epoch.
 
-    Without a terminal, the callback prints these lines alone.
+    Without a terminal, only these lines appear.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:

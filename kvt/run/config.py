@@ -96,7 +96,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings of `flat` in the form of config.yaml, which needs no import of the data's class."""
+        """The settings of `flat`, with the values of config.yaml unchanged. This property imports no class."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}

@@ -100,7 +100,7 @@ def fit(
     settings, path = cli.run_config.trainer, _place(cli, folder, resume)
     start = _start(cli, path, resume)  # reads the data, too, before a folder is made
     continued = start if start and start.continues else None
-    is_first = getattr(rank_zero_only, "rank", 0) == 0  # of the run's processes
+    is_first = getattr(rank_zero_only, "rank", 0) == 0  # whether this is the first of the run's processes
     writes = is_first and not settings.get("fast_dev_run")
     if folder is None and writes:
         path = new_folder(path)
@@ -114,7 +114,7 @@ def fit(
         trainer = make_trainer(cli, [*callbacks, *added], default_root_dir=str(path))
         _prepare(cli, trainer)
         if writes:
-            for leftover in path.rglob("*.tmp"):  # of a killed process
+            for leftover in path.rglob("*.tmp"):  # files of a killed process
                 leftover.unlink()
             if not (path / "config.yaml").exists():
                 write_atomically(path / "config.yaml", yaml.safe_dump(cli.run_config.as_dict(), sort_keys=False))
@@ -275,7 +275,7 @@ def read_data(data: TaskData, stage: str) -> None:
 
 
 def _place(cli: KvtCLI, folder: str | Path | None, resume: bool) -> Path:
-    """Return the path of a run's folder, or of the new folder's parent."""
+    """Return the path of a run's folder; if `folder` is None, of the parent of the new folder."""
     if folder is None:
         root = user_path(cli.run_config.trainer.get("default_root_dir") or ".").resolve() / "lightning_logs"
         path = root / cli.datamodule.task_name / cli.model.attn.rpartition(".")[2]
@@ -339,7 +339,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return a dict that maps settings that affect these metrics, such as limits and early stopping, to notes."""
+    """Return notes, by setting, about limits and early stopping that affect these metrics."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")

@@ -35,10 +35,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def run_folder(named: str, flag: str = "") -> Path:
-    """Return the path of a run's folder that a user names.
-
-    Raises a UserError that begins with `flag` if the folder has no config.yaml.
-    """
+    """Return the path of a run's folder; raise a UserError that begins with `flag` if it has no config.yaml."""
     path = user_path(named)
     if not (path / "config.yaml").is_file():
         raise UserError(f"{flag}{named}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")

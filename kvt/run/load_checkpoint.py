@@ -1,7 +1,7 @@
-"""Loads models from checkpoints as plain data: kvt imports, calls and parses nothing in a file.
+"""Loads models from checkpoints as plain data: loading a file runs no code of the file.
 
-A checkpoint names the classes of its task, its data and its attention. kvt uses a class only if the class is part of
-kvt, or if the user also names it.
+A checkpoint names the classes of its task, its data and its attention. kvt imports a class only if the class is part
+of kvt, or if the user also names the class.
 """
 
 import json
@@ -117,7 +117,7 @@ class Checkpoint:
         with self.add_path():
             task: AnyTask = self._make(cls, part["init_args"], spec=self.spec)
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-        # float16, as in the zoo, only makes the file smaller: the model computes in float32
+        # float16, as in the folder zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
             task.to(kept.pop())  # float64 after a run with --precision 64-true
         self.load_weights(task)
@@ -181,7 +181,7 @@ class Checkpoint:
                     raise self.error(f"{made}: keep the run's own setting")
 
     def require_same_data(self, data: TaskData, content: bool = True) -> None:
-        """Raise UserError if the `spec` of data differs from the model's, or if the data, after `setup`, differ."""
+        """Raise UserError if the `spec` of data differs from the model's, or, with `content`, if the data differ."""
         for name in {*(self.spec or {}), *data.spec} if self.spec is not None else ():
             if self.spec.get(name) != data.spec.get(name):
                 raise self.error(f"made with another {name}: name the run's own data, or start a new run")

@@ -51,7 +51,7 @@ HELP = {
         Adam. Its arguments are flags such as --optimizer.weight_decay 0.1. --lr sets the learning rate, and the task
         sets the schedule""",
     "ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
-    "resume": "folder of a stopped run to resume; the result is the same as that of a run without the stop",
+    "resume": "folder of a stopped run to resume; the result is the same as without the stop",
 }
 """A dict that maps a flag without its dashes to the flag's help."""
 
@@ -94,10 +94,7 @@ class Parser(LightningArgumentParser):
                 options |= dict.fromkeys(names, action)
 
     def content(self, parsed: Namespace) -> Config:
-        """Return parsed settings by section, as plain data.
-
-        Arguments of the optimiser and of callbacks that equal their defaults are left out.
-        """
+        """Return settings by section, as plain data, without default arguments of the optimiser and of callbacks."""
         content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
         for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
             content.get(section, content).pop(linked, None)
@@ -111,8 +108,8 @@ class Parser(LightningArgumentParser):
 def settings_parser(**classes: Any) -> Parser:
     """Return a parser of the settings of a run; a required setting may be missing.
 
-    `classes` has the class of the task, "model", and of its data, "data". Without classes, the run has no settings of
-    these.
+    `classes` has the class of the task, "model", and of its data, "data". Without classes, the parser lacks the
+    settings of task and data.
     """
     parser = Parser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)

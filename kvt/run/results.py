@@ -53,7 +53,7 @@ def save_results(
 ) -> None:
     """Log scores and notes, and write result.json and history.csv into the run's folder, unless `folder` is None.
 
-    TensorBoard gets settings and scores in one call, because its table needs such a call.
+    TensorBoard's table of hyperparameters shows only settings and scores of the same call.
     """
     task, data = cli.model, cli.datamodule
     notes = {"notes": "; ".join(f"{name}: {note}" for name, note in task.metric_notes.items())}

@@ -25,12 +25,12 @@ ONLY = "full"  # the scale of a grid without the key `scales`
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse the values
 Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes
-Columns = dict[str, Settings] | list[str] | None  # settings of the runs of a column; or tasks; None: all tasks
+Columns = dict[str, Settings] | list[str] | None  # settings of the runs by column; or a column for each task
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. Its tasks, axes and seeds replace the grid's."""
+    """A scale of a grid. Its tasks and seeds replace all tasks and seeds of the grid, its axes those of equal names."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -86,7 +86,7 @@ class GridFile:
     pairs: list[tuple[str, str]] = field(default_factory=list)  # to compare, besides each attention with the first
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
-    best_of: str | None = None
+    best_of: str | None = None  # see `kvt.reports.report.best_of`
     against: dict[str, str] = field(default_factory=dict)
     set: Settings = field(default_factory=dict)  # replaces the axes with these names in all tasks and scales
 
@@ -129,7 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings, converted to their types, that a value of an axis stands for: one, or a mapping's."""
+        """Return the settings that a value of an axis sets, with the right types; a mapping sets several settings."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -305,7 +305,7 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
 
 
 def _runs_of(path: Path, file: GridFile, scale: str) -> list[Run]:
-    """Return the runs of a grid at a scale: for each seed, the first setting of each task, then each second setting."""
+    """Return the runs of a grid at a scale: for each seed, the first settings of all tasks, then the second, …."""
     axes, seeds = file.at(scale)
     tasks = [TaskFile(_find_task(path, name)) for name in axes]
     by_task = [[*_settings(task, values)] for task, values in zip(tasks, axes.values(), strict=True)]

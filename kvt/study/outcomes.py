@@ -103,7 +103,7 @@ def ended(result: Any, history: pd.DataFrame | None) -> Outcome:
 
 @contextmanager
 def damage(where: str) -> Iterator[None]:
-    """Context manager: convert an error that a file's content causes to a UserError that begins with `where`."""
+    """Context manager: turn any error into a UserError that begins with `where`, the damaged file."""
     try:
         yield
     except Exception as error:
@@ -112,7 +112,7 @@ def damage(where: str) -> Iterator[None]:
 
 def _configuration(stored: Mapping[str, Any]) -> RunConfig:
     config = RunConfig(**{n: value for n, value in stored.items() if n not in REMOVED or value != REMOVED[n]})
-    assert config.stated, "it has no settings"  # raises, too, unless the sections are those of a run
+    assert config.stated, "it has no settings"  # `stated` also raises if sections of a run are missing
     return config
 
 
@@ -132,7 +132,7 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
 
 
 def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table with the columns of `table_of_results`, and a row for each outcome after the first of a run."""
+    """Return a table like `table_of_results`, but with the repetitions of runs: every outcome except a run's first."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 

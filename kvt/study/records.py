@@ -2,11 +2,11 @@
 
 A row of results.csv is a flattened result.json: the column "model.dim" is an argument of the task's class,
 "machine.processor" an entry of "machine". A cell is JSON or other text, and is empty if the run has no such value.
-histories.csv.gz has the histories, reduced to fewer rows. record.yaml names the grid and the scale, and lists when how
-many runs were added, and the commits of kvt that trained these runs.
+histories.csv.gz has the histories, reduced to fewer rows. record.yaml names the grid and the scale, and lists for each
+addition the date, the number of runs and the commits of kvt that trained these runs.
 
-One process at a time extends a record. It replaces each file at once, results.csv last. If the process is killed, the
-record has the old results. Histories of runs that results.csv lacks are ignored.
+One process at a time extends a record. It replaces each file in one step, results.csv last. If the process is killed,
+the record has the old results. Histories of runs that results.csv lacks are ignored.
 """
 
 import gzip
@@ -29,7 +29,7 @@ from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outco
 from kvt.system import UserError, printable, read_yaml, say, user_path, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
-POINTS = 100  # a history keeps at most this many rows with training metrics alone, and as many other rows
+POINTS = 100  # largest number of rows with training metrics alone that a record keeps of a history
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
 LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class have
@@ -55,8 +55,8 @@ def find_outcomes(
     """Return the outcomes of each run by name, read from folders that contain runs or records at any depth.
 
     A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
-    come first. A result that continued from a checkpoint belongs to no run. A note names each damaged run, which is
-    left out. Raises UserError if a folder does not exist, or if the folders have no result of the runs.
+    come first. A result that continued from a checkpoint belongs to no run. Damaged runs are left out,
+    with a printed note. Raises UserError if a folder does not exist, or if the folders have no result of the runs.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
@@ -176,7 +176,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Reduce the rows with training metrics alone to at most `POINTS`; keep all other rows, which tables count."""
+    """Reduce the rows with training metrics alone to at most `POINTS`; keep all other rows, which tables use."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat([history[measured], thinned(history[~measured], POINTS)]).sort_index()

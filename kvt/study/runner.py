@@ -85,9 +85,9 @@ def make_runs(
 
 
 def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayCluster) -> Iterator[tuple[Run, Outcome]]:
-    """Execute the runs. Yield each run and its outcome when this study, or another study in the folder, ends it.
+    """Execute the runs. Yield each run and its outcome when this study, or another study in the folder, ends the run.
 
-    A run whose process dies is resumed. After `ATTEMPTS` deaths without a new checkpoint in between, it has failed.
+    A run whose process dies is resumed. After `ATTEMPTS` deaths without a new checkpoint in between, the run fails.
     """
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     todo, started = [*runs], dict[Path, Run]()
@@ -137,7 +137,7 @@ class Times:
     def left(self, runs: Iterable[Run], workers: int) -> str:
         """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30".
 
-        The time of a run is the mean of the task's known runs of the nearest size, else of any task's, scaled by size.
+        The time of a run is the mean of known runs of the nearest size, of its task or else of any, scaled by size.
         """
         seconds = 0.0
         for (task, size), count in Counter((run.task, run.size) for run in runs).items():

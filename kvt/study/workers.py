@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 def execute(job: Job) -> None:
-    """Train or resume a run, unless it has ended or another process trains it. Errors of the run are in error.txt."""
+    """Train or resume a run, unless it has ended or another process trains it. Write its error to error.txt."""
     with suppress(Timeout), locked(job.folder):
         if read_outcome(job.folder, job.config).state not in TERMINAL:
             try:
@@ -47,7 +47,7 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Make a failed run one to resume, or one to train from the beginning if its files are not those of the run."""
+    """Delete error.txt of a failed run, and all its files if one is damaged or belongs to another configuration."""
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -81,7 +81,7 @@ class LocalWorkers:
     """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
     The workers divide the cores that this process may use, and the GPUs. Their processes ignore Ctrl-C, and end when
-    the process that made this object ends, even if it is killed.
+    the process that made this object ends or is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -110,7 +110,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait for at most `seconds` until runs end. Yield each with an empty text, or with how its process died."""
+        """Wait for at most `seconds` until runs end. Yield each with how its process died; "": it did not."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()

@@ -25,7 +25,7 @@ from kvt.tasks.schedules import require_schedule, with_schedule
 
 Spec = dict  # if values had a type, jsonargparse would parse their texts as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and the rest
+MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and all else
 
 
 class Task(L.LightningModule, ABC):
@@ -68,7 +68,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last record, such as "val/loss"; a dict keeps them out of the model's summary."""
+        """Running means of metrics since they were last logged, by name such as "val/loss"; not submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -186,7 +186,7 @@ class Task(L.LightningModule, ABC):
         `attn` is the import path of your own attention class, if the task uses one. Raises UserError if the folder
         holds no task of this class, or if its attention is neither kvt's nor `attn`.
         """
-        from kvt.run.load_checkpoint import Checkpoint  # checks what a file names; the only import of a room above
+        from kvt.run.load_checkpoint import Checkpoint  # the only import from a package above
 
         own = None if cls.__module__.startswith("kvt.") else class_path(cls)
         return Checkpoint(user_path(folder), {"attn": attn, "model": own}, flag="").load_task(cls)
@@ -255,7 +255,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the content of config.yaml to the checkpoint. Without a run of kvt, it has only task and data."""
+        """Add the content of config.yaml to the checkpoint. Without a run of kvt, add only task and data."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -263,9 +263,9 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, with several processes that of the first, and pass it to callbacks with `on_record`."""
+        """Log a number, from the first of several processes, and pass the number to callbacks that have `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
-        if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
+        if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; the step of Lightning is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
@@ -292,7 +292,7 @@ class Task(L.LightningModule, ABC):
         return computed
 
     def _log_metrics(self, stage: str) -> None:
-        """Record and reset the running means of a stage that have been updated."""
+        """Log the running means of a stage that have been updated, and reset them."""
         for metric, mean in self._means(stage):
             if not mean.update_called:
                 continue

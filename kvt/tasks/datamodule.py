@@ -36,7 +36,7 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec`, measured on training data, that a trained model keeps
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that a trained model keeps for other data
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
@@ -67,7 +67,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in a unique form, by which kvt names and compares runs, without those of older versions."""
+        """Return settings in a unique form, by which kvt names and compares runs, without unknown arguments."""
         return {name: value for name, value in settings.items() if name in argument_names(cls)}
 
     def setup(self, stage: str) -> None:
@@ -134,12 +134,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """The share of each split's largest class, the accuracy of always guessing it; empty without classes."""
+        """The share of each split's largest class: the accuracy of always guessing it. Empty without classes."""
         return {}
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """The number of examples of each other split whose input is in "train"; None above `MAX_COUNTED` examples."""
+        """For each split but "train", the number of examples whose input is in "train"; None above `MAX_COUNTED`."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
@@ -165,8 +165,8 @@ class TaskData(L.LightningDataModule, ABC):
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for this process of the Trainer.
 
-        Training batches are shuffled. Other splits have a fixed random order unless the data keep their order, so that
-        the first batches have all classes. With --overfit_batches, validation uses the training batches, unshuffled.
+        Training batches are shuffled. Other splits have a fixed random order, so that the first batches have all
+        classes, unless the data keep their order. With --overfit_batches, validation uses training batches in order.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split

@@ -238,7 +238,7 @@ class Characters(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
-        train, val = map(build_vocab, self.parts)  # characters that only the validation part has come last
+        train, val = map(build_vocab, self.parts)  # characters of `val` alone come last
         return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def prepare_data(self) -> None:
@@ -491,8 +491,8 @@ class LanguageTask(BlockTask, Classification):
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
         """Yield the prompt, then each of `tokens` new tokens as text, up to the first new `stop`; needs eval mode.
 
-        If the prompt is empty, the text begins with the most frequent symbol. `how` has temperature, top_k and top_p of
-        `kvt.models.generation.sample`.
+        An empty prompt stands for the most frequent symbol, or for the beginning of a document. `how` has temperature,
+        top_k and top_p of `kvt.models.generation.sample`.
         """
         require_seed(seed)
         if not self.model.causal:

@@ -55,7 +55,7 @@ class Metric:
 
     @property
     def point(self) -> float:
-        """The unit of differences."""
+        """The size of a point, the unit of differences in reports."""
         return self.highest / 100 if 0 < self.highest < inf else 0.01
 
     def scaled(self, values: Any) -> Any:

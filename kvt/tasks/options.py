@@ -79,7 +79,7 @@ class BlockTask(Task):
         return []
 
     def build(self, spec: Mapping[str, Any] | None) -> None:
-        """Make the model for the `spec` of the data; without it, do nothing."""
+        """Make the model for `spec`, the `spec` of the data; None: do nothing."""
         if spec is None:
             return
         if self.match is not None:
