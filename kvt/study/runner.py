@@ -91,7 +91,7 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
     """
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     todo, started = [*runs], dict[Path, Run]()
-    deaths: Counter[tuple[Path, float]] = Counter()  # by folder and time of the last checkpoint
+    deaths: Counter[tuple[Path, float]] = Counter()  # of a process, by folder and time of the last checkpoint
     while todo or started:
         while workers.free and (run := next((run for run in todo if not is_in_use(run.folder(root))), None)):
             todo.remove(run)

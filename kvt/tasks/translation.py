@@ -217,7 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return spaCy's tokenizer for a language code: "Don't run." → Do, n't, run, "."; raise UserError without one."""
+    """Return spaCy's tokenizer for a language code: "Don't run." → Do, n't, run, "."; UserError if none is known."""
     code = language_code(language)
     import spacy
 
