@@ -87,8 +87,7 @@ def _read(folder: Path) -> Outcome:
     with damage(CONFIG):
         config = _configuration(read_yaml(folder / CONFIG, CONFIG)) if (folder / CONFIG).exists() else None
     if (folder / ERROR).exists():
-        message = (folder / ERROR).read_text(errors="replace").partition("\n")[0]
-        return Outcome(State.FAILED, one_line(message), config=config)
+        return Outcome(State.FAILED, one_line((folder / ERROR).read_text().partition("\n")[0]), config=config)
     return Outcome(State.STARTED if config else State.NEW, config=config)
 
 
