@@ -9,7 +9,7 @@ record does not exist, or has none of the runs.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from kvt.markdown import Markdown, markdown_table
 from kvt.reports.comparisons import NEARLY, Compared, by_seed, finite
 from kvt.reports.report import measure
 from kvt.reports.statistics import TOO_FEW, UNDECIDED, Comparison, compare, verdict
-from kvt.reports.tables import Table, label, metric_of
+from kvt.reports.tables import Table, counted, label, metric_of
 from kvt.reports.text import better_in, difference_of, interval_of, left_out_of, pair_of
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
@@ -37,8 +37,8 @@ PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("findings", "claims", "symmetry", "sharing", "recall", "lacks", "reliability")),
 )
-COSTS = {"parameters": "parameters", "training_ms": "time of a training step", "training_peak_bytes": "peak memory"}
-UNITS = {"acc": "points", "loss": "hundredths of a nat", "ppl": "hundredths of ln ppl", "bleu": "BLEU"}
+COSTS = {"parameters": "parameters", "training_ms": "time of a training step"}
+UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU"}  # by the name of a metric
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested yet"
@@ -69,33 +69,30 @@ class Record(NamedTuple):
         return next((table for table in self.tables if table.metric == metric), other)
 
 
-@cache
-def open_record(name: str, folder: Path = RECORDS) -> Record | None:
-    """Return a record by its name; None if it does not exist."""
-    return _read(folder / name)
-
-
-Find = Callable[[str], Record | None]
-
-
-def write_tables(page: str, records: Path = RECORDS) -> str:
+def write_tables(page: str) -> str:
     """Return a page in which the tables between comments are written anew."""
-    content, find = read_yaml(CLAIMS, CLAIMS.name), partial(open_record, folder=records)
-    judged = {name: (claim, judge(claim, find)) for name, claim in numbered(content).items()}
+    content, judged = judge_all()
 
     def table(mark: re.Match[str]) -> str:
         name = mark[2]
         if name == "answers":
-            rows = answers(content["answers"], judged, find)
+            rows = answers(content["answers"], judged)
         elif name == "total":
-            rows = total(records)
+            rows = total()
         elif name in content["differences"]:
-            rows = differences(find, **content["differences"][name])
+            rows = differences(**content["differences"][name])
         else:
-            rows = claims({key: one for key, one in judged.items() if one[0].get("table", name) == name}, name, find)
+            rows = claims({key: one for key, one in judged.items() if one[0]["table"] == name}, name)
         return f"{mark[1]}{rows}\n"
 
     return MARK.sub(table, page)
+
+
+@cache
+def judge_all() -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, Evidence]]]:
+    """Return the content of claims.yaml, and each claim by name with its evidence."""
+    content = read_yaml(CLAIMS, CLAIMS.name)
+    return content, {name: (claim, judge(claim, open_record)) for name, claim in numbered(content).items()}
 
 
 def numbered(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -111,7 +108,7 @@ def numbered(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 # ---- the first table ----
 
 
-def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], find: Find) -> Markdown:
+def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Markdown:
     """Return the table of answers: for each task the published differences and ours, and how often KV is better.
 
     An answer is bold if it needs no test, or if all claims in `rests_on` are decided.
@@ -121,8 +118,8 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], find: 
     ]
     for row in rows:
         kind, how = next(((name, row[name]) for name in ANSWERS if name in row), ("", {}))
-        ours, pairs = ANSWERS[kind](find, **how) if kind else (row["ours"], "–")
-        theirs = row["published"] if isinstance(row["published"], str) else published(find, **row["published"])
+        ours, pairs = ANSWERS[kind](**how) if kind else (row["ours"], "–")
+        theirs = row["published"] if isinstance(row["published"], str) else published(**row["published"])
         rests = [judged[name] for name in row.get("rests_on", ())]
         decided = all(found.verdict.partition(":")[0] in (HOLDS, FAILS) for _, found in rests)
         form = "{} †" if decided and any("confirm" in claim for claim, _ in rests) else "{}"
@@ -131,53 +128,49 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any], find: 
     return markdown_table(lines)
 
 
-def published(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
+def published(record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
     """Return the published differences of the columns, or their mean; a dash for an attention without numbers."""
-    table = _known(find, record).table(metric)
-    right = table.published
-    said = []
+    table = _known(record).table(metric)
+    theirs, said = table.published, []
     for name in OURS:
-        gaps = [right[name][c][0] - right["qkv"][c][0] for c in columns if c in right.get(name, {})]
+        gaps = [theirs[name][c][0] - theirs["qkv"][c][0] for c in columns if c in theirs.get(name, {})]
         gaps = [float(np.mean(gaps))] if mean and gaps else gaps
         said.append(", ".join(_short(gap, table.kind) for gap in gaps) or "–")
     return " / ".join(said)
 
 
-def measured(find: Find, record: str, metric: str, column: str) -> tuple[str, str]:
+def measured(record: str, metric: str, column: str) -> tuple[str, str]:
     """Return the differences in a column or pool with intervals, and the pairs in which an attention is better."""
-    opened = _known(find, record)
-    lines = [_lines_of(opened, metric, column, (name, "qkv"))[0] for name in OURS]
-    kind = opened.tables[lines[0].table].kind
+    opened = _known(record)
+    lines, kind = [_lines_of(opened, metric, column, (name, "qkv"))[0] for name in OURS], opened.table(metric).kind
     said = [_short(one.difference, kind) + f" [{_short(one.low, kind)}, {_short(one.high, kind)}]" for one in lines]
     return " / ".join(said), _pairs([(one.better_in, one.pairs) for one in lines])
 
 
-def listed(find: Find, record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
+def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
     """Return the differences in several columns, or their mean over all settings, without an interval."""
-    opened = _known(find, record)
-    table, ahead = opened.table(metric), dict.fromkeys(OURS, (0, 0))
-    gaps: dict[str, list[float]] = {name: [] for name in OURS}
+    opened = _known(record)
+    table = opened.table(metric)
+    every = [by_seed(opened.rows, table, column)[0] for column in columns]  # with the settings that others leave out
+    said, pairs = [], []
     for name in OURS:
-        for column in columns:
-            runs = by_seed(opened.rows, table, column)[0][[name, "qkv"]].dropna()
-            differences = runs[name] - runs["qkv"]
-            gaps[name].append(differences.groupby("setting").mean().mean())
-            better = int((differences > 0).sum() if table.kind.better == "more" else (differences < 0).sum())
-            ahead[name] = (ahead[name][0] + better, ahead[name][1] + len(runs))
-    said = [[float(np.mean(gaps[name]))] if mean else gaps[name] for name in OURS]
-    text = " / ".join(", ".join(_short(gap, table.kind) for gap in of) for of in said)
-    return text, _pairs([*ahead.values()])
+        differences = [(runs[name] - runs["qkv"]).dropna() for runs in every]
+        gaps = [float(of.groupby("setting").mean().mean()) for of in differences]
+        said.append(", ".join(_short(gap, table.kind) for gap in ([float(np.mean(gaps))] if mean else gaps)))
+        better = [of > 0 if table.kind.better == "more" else of < 0 for of in differences]
+        pairs.append((sum(int(of.sum()) for of in better), sum(map(len, differences))))
+    return " / ".join(said), _pairs(pairs)
 
 
-def solved(find: Find, record: str, task: str) -> tuple[str, str]:
+def solved(record: str, task: str) -> tuple[str, str]:
     """Return how many runs of a task each attention solves."""
-    counts, number = solved_of_all(_known(find, record), task)
+    counts, number = solved_of_all(_known(record), task)
     return f"{', '.join(f'{label(name)} {counts[name]}' for name in ('qkv', *OURS))} of {number}", "–"
 
 
-def ratios(find: Find, record: str, attention: str) -> tuple[str, str]:
+def ratios(record: str, attention: str) -> tuple[str, str]:
     """Return the costs of a layer divided by those of QKV."""
-    found = costs(_known(find, record), attention, ["parameters", "training_ms"])
+    found = costs(_known(record), attention, ["parameters", "training_ms"])
     assert found
     return found.measured, "–"
 
@@ -192,8 +185,8 @@ def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
 ANSWERS: dict[str, Callable[..., tuple[str, str]]] = {f.__name__: f for f in (measured, listed, solved, ratios)}
 
 
-def _known(find: Find, name: str) -> Record:
-    record = find(name)
+def _known(name: str) -> Record:
+    record = open_record(name)
     assert record is not None, name
     return record
 
@@ -210,11 +203,9 @@ def _pairs(counts: Sequence[tuple[float, int]]) -> str:
     return " / ".join(f"{better:.0f} of {number}" for better, number in counts)
 
 
-def differences(
-    find: Find, record: str, metric: str, columns: Sequence[str], pairs: Sequence[Sequence[str]] = PAPER
-) -> Markdown:
+def differences(record: str, metric: str, columns: Sequence[str], pairs: Sequence[Sequence[str]] = PAPER) -> Markdown:
     """Return a table with a row for each column or pool: the baseline's mean and the difference of each pair."""
-    opened = _known(find, record)
+    opened = _known(record)
     table, baseline = opened.table(metric), pairs[0][1]
     heading = ["", label(baseline)] + [words for pair in pairs for words in (" − ".join(map(label, pair)), "better in")]
     lines = [heading]
@@ -226,9 +217,9 @@ def differences(
     return markdown_table(lines)
 
 
-def total(records: Path = RECORDS) -> Markdown:
+def total() -> Markdown:
     """Return the number of runs, hours and machines of all records; a run in two records counts once."""
-    rows = pd.concat([pd.read_csv(path, low_memory=False) for path in sorted(records.glob("*/results.csv"))])
+    rows = pd.concat([pd.read_csv(path, low_memory=False) for path in sorted(RECORDS.glob("*/results.csv"))])
     rows = rows[rows.state == State.FINISHED].drop_duplicates(["name", "started"])
     on_gpu = rows["machine.gpus"].astype(str).str.contains("NVIDIA")
     hours = [(of.seconds * of["machine.threads"]).sum() / 3600 for of in (rows[~on_gpu], rows[on_gpu])]
@@ -241,7 +232,7 @@ def total(records: Path = RECORDS) -> Markdown:
 # ---- the tables of claims ----
 
 
-def claims(judged: Mapping[str, Any], name: str, find: Find) -> Markdown:
+def claims(judged: Mapping[str, Any], name: str) -> Markdown:
     """Return a table with a row for each claim, after a sentence that counts the verdicts."""
     own = name == "paper"
     lines = [["", "claim", *["published"] * own, "measured", "verdict", "our runs"]]
@@ -250,14 +241,14 @@ def claims(judged: Mapping[str, Any], name: str, find: Find) -> Markdown:
         words, _, why = found.verdict.partition(":")
         mark = " †" * ("confirm" in claim and words in (HOLDS, FAILS))
         said = Markdown("**{}**{}{}").format(words, mark, f": {why.strip()}" * bool(why))
-        lines.append([key, says, *[claim.get("published", "–")] * own, found.measured, said, _rests_on(claim, find)])
+        lines.append([key, says, *[claim.get("published", "–")] * own, found.measured, said, _rests_on(claim)])
     verdicts = [found.verdict for _, found in judged.values()]
     counts = {word: sum(text.startswith(word) for text in verdicts) for word in COUNTED_AS}
     told = ", ".join(f"{word}: {number}" for word, number in counts.items() if number)
     return Markdown("Of {} claims: {}.\n\n").format(str(len(judged)), told) + markdown_table(lines)
 
 
-def judge(claim: Mapping[str, Any], find: Find) -> Evidence:
+def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:
     """Return the measurement and the verdict of a claim; `find` returns a record by name, or None."""
     found = None
     kind, arguments = _evidence(claim)
@@ -290,22 +281,21 @@ def compared(
     Returns:
         The evidence, None if the report lacks one of the comparisons.
     """
-    found, texts = [], []
+    kind, found, texts = record.table(metric).kind, list[Compared](), []
     for place in [column] if isinstance(column, str) else column:
         lines = [line for pair in pairs for line in _lines_of(record, metric, place, pair)]
         if len(lines) < len(pairs):
             return None
-        table = record.tables[lines[0].table]
-        said = [f"{pair_of(one)} {difference_of(one, table.kind)}{_ahead(one)}{left_out_of(one)}" for one in lines]
-        texts.append(f"{place}: {'; '.join(said)}")
-        found += [(line, table.kind) for line in lines]
-    unit = UNITS.get(re.split(r"[/_ ]", metric.removeprefix("val/").removeprefix("test/"))[0], "")
-    less = ", less is better" * (found[0][1].better == "less")
-    return Evidence(f"{'. '.join(texts)} ({unit}{less})" if unit else ". ".join(texts), _verdict(found, claimed))
+        texts.append(f"{place}: {'; '.join(_told(line, kind) for line in lines)}")
+        found += lines
+    less = ", less is better" * (kind.better == "less")
+    unit = f" ({UNITS[kind.name]}{less})" if kind.name in UNITS else ""
+    return Evidence(". ".join(texts) + unit, _verdict(found, kind, claimed))
 
 
-def _ahead(one: Compared) -> str:
-    return f", better in {better_in(one)}" * (not np.isfinite(one.solved))
+def _told(one: Compared, kind: Metric) -> str:
+    ahead = f", better in {better_in(one)}" * (not np.isfinite(one.solved))
+    return f"{pair_of(one)} {difference_of(one, kind)}{ahead}{left_out_of(one)}"
 
 
 def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> list[Compared]:
@@ -315,23 +305,23 @@ def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> 
     return [one for one in lines if record.tables[one.table].metric == metric]
 
 
-def _verdict(lines: Sequence[tuple[Compared, Metric]], claimed: str) -> str:
+def _verdict(lines: Sequence[Compared], kind: Metric, claimed: str) -> str:
     """Return the verdict of comparisons: of the first that contradicts the claim, else of the least certain."""
-    if all(line.verdict == claimed for line, _ in lines):
+    if all(line.verdict == claimed for line in lines):
         return HOLDS
     contrary = {"better", "worse", "as good"} - {claimed}
-    for line, _ in lines:
+    for line in lines:
         if line.verdict in contrary:
             than = "as" if line.verdict == "as good" else "than"
-            where = f" in {line.column}" * (len({one.column for one, _ in lines}) > 1)
+            where = f" in {line.column}" * (len({one.column for one in lines}) > 1)
             return f"{FAILS}: {label(line.attention)} is {line.verdict} {than} {label(line.baseline)}{where}"
-    for line, _ in lines:
+    for line in lines:
         if line.verdict not in (claimed, UNDECIDED):
             return f"{UNTESTED}: {line.verdict}"
-    open_lines = [(line, kind) for line, kind in lines if line.verdict == UNDECIDED]
-    widths = [(line.high - line.low) / 2 / kind.point for line, kind in open_lines]
-    if any(_contradicts(line.difference, line.margin * kind.point, claimed, kind.better) for line, kind in open_lines):
+    undecided = [line for line in lines if line.verdict == UNDECIDED]
+    if any(_contradicts(one.difference, one.margin * kind.point, claimed, kind.better) for one in undecided):
         return CONTRADICTED
+    widths = [(one.high - one.low) / 2 / kind.point for one in undecided]
     return _noisy(max((width for width in widths if np.isfinite(width)), default=np.nan))
 
 
@@ -417,11 +407,10 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
     if not len(ours):
         return None
-    ratios = {name: ours[name] / first[name] for name in COSTS}
-    texts = [f"{COSTS[name]} × {ratios[name].median():.2f}" for name in claimed]
-    more = [COSTS[name] for name in claimed if (ratios[name] >= 1).any()]
+    shares = {COSTS[name]: ours[name] / first[name] for name in claimed}
+    more = [words for words, of in shares.items() if (of >= 1).any()]
     judged = f"{FAILS}: not less {' and '.join(more)} in every size" if more else HOLDS
-    return Evidence(f"{', '.join(texts)}", judged)
+    return Evidence(", ".join(f"{words} × {of.median():.2f}" for words, of in shares.items()), judged)
 
 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
@@ -466,20 +455,23 @@ def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
     return grid, find_outcomes(grid.runs, (), known=known)
 
 
-def _read(folder: Path) -> Record | None:
-    if (table := folder / f"{folder.name}.csv").is_file():  # a table of kvt bench
+@cache
+def open_record(name: str) -> Record | None:
+    """Return a record by its name; None if it does not exist."""
+    path = RECORDS / name
+    if (table := path / f"{name}.csv").is_file():  # a table of kvt bench
         return Record(pd.read_csv(table))
-    if not (folder / RECORD).is_file():
+    if not (path / RECORD).is_file():
         return None
-    grid, outcomes = open_joined(folder)
+    grid, outcomes = open_joined(path)
     asked = grid.runs
     grid, found = measure(grid, outcomes)
-    ended = {name for name, made in outcomes.items() if made and made[0].state == State.FINISHED}
+    ended = {run for run, made in outcomes.items() if made and made[0].state == State.FINISHED}
     made = [run for run in asked if run.name in ended]
     return Record(found.finished, grid, found.tables, found.compared, made, len(asked))
 
 
-def _rests_on(claim: Mapping[str, Any], find: Find) -> Markdown:
+def _rests_on(claim: Mapping[str, Any]) -> Markdown:
     """Return a claim's scale, with links to tests, or to the report of its record."""
     _, arguments = _evidence(claim)
     if "by" in arguments:
@@ -488,7 +480,7 @@ def _rests_on(claim: Mapping[str, Any], find: Find) -> Markdown:
             Markdown("[test](../{})").format(path) for path, _, name in tests
         )
     name = arguments.get("record")
-    if name is None or (record := find(name)) is None:
+    if name is None or (record := open_record(name)) is None:
         return Markdown("–")
     if record.grid is None:
         return Markdown("[{}](results/{}/{}.md), sizes of a layer").format(name, name, name)
@@ -516,9 +508,8 @@ def _scale(record: Record, names: frozenset[str]) -> str:
     ours, theirs = ({_model(run) for run in runs} for runs in (made, full))
     parts = [f"{len(ours & theirs)} of the grid's {len(theirs)} settings"]
     if others := len(ours - theirs):
-        parts.append(f"{others} other setting{'s' * (others > 1)}")
-    seeds = len({run.seed for run in made})
-    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+        parts.append(counted(others, "other setting"))
+    parts.append(counted(len({run.seed for run in made}), "seed"))
     for name, noun in DURATION.items():
         shares = [_longest(runs, name) for runs in (made, full)]
         if None not in shares and shares[0] != shares[1]:
