@@ -267,8 +267,7 @@ def convert(
             replaces all key and value heads by their mean. All arguments that you do not pass keep their values.
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
     """
-    import torch
-
+    from kvt.run.callbacks import AtomicCheckpointIO
     from kvt.run.load_checkpoint import Checkpoint, convert_checkpoint
 
     if len(runs) != 1:
@@ -277,8 +276,7 @@ def convert(
     if own := run_of_checkpoint(path):
         raise UserError(f"--out {path}: is inside the folder of the run {own}: choose another folder")
     converted = convert_checkpoint(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs)
-    with system.atomically(path) as part, part.open("wb") as file:
-        torch.save(converted, file)
+    AtomicCheckpointIO().save_checkpoint(converted, path)
     tell(printable(path))
 
 

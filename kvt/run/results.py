@@ -92,12 +92,12 @@ def write_predictions(
         batches: for each batch, a dict that maps the name of a column to the column.
         names: file names of the examples, for a column "file"; None: no such column.
     """
-    columns: dict[str, list[Any]] = {"example": []} | ({} if names is None else {"file": []})
+    predicted: dict[str, list[Any]] = {}
     for batch in batches:
         for name, cells in batch.items():
             if isinstance(cells, Tensor):
                 cells = (cells.double().round(decimals=4) if cells.is_floating_point() else cells).tolist()
-            columns.setdefault(name, []).extend(cells)
-    count = len(columns[name])
-    columns |= {"example": [*range(count)]} | ({} if names is None else {"file": [*names[:count]]})
+            predicted.setdefault(name, []).extend(cells)
+    count = len(next(iter(predicted.values())))
+    columns = {"example": [*range(count)], **({} if names is None else {"file": names[:count]}), **predicted}
     write_csv(path, columns, (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)))
