@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from kvt.bench import Samples, machine, quartiles, spread, timed
-from kvt.tune import end_search_for_gpus, keep_memory, tune_products
+from kvt.tune import tune
 
 Result = TypeVar("Result")
 
@@ -17,12 +17,6 @@ def flags(description: str | None, repeats: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(device="cpu")
     parser.add_argument("--repeats", type=int, default=repeats, help="number of rounds; each times everything once")
-    parser.add_argument(
-        "--allocator",
-        choices=("tuned", "default"),
-        default="tuned",
-        help="tuned keeps freed memory in the process; default returns it to the system",
-    )
     return parser
 
 
@@ -36,18 +30,14 @@ def add_peers(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the flags, choose float32 products as in training, and print the machine and its settings."""
+    """Parse the flags, tune the process as in training, and print the machine and its settings."""
     asked = parser.parse_args(argv)
     if asked.repeats < 1:
         parser.error(f"--repeats={asked.repeats} must be positive")
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU: choose --device cpu")
-    if asked.allocator == "tuned" and not keep_memory():
-        parser.error("--allocator tuned needs glibc: choose --allocator default")
-    tune_products()
-    end_search_for_gpus()
-    settings = f"{machine(asked.device)}, allocator: {asked.allocator}"
-    print(f"{settings}; medians of {asked.repeats} rounds, in brackets the quartiles.", flush=True)
+    tune()
+    print(f"{machine(asked.device)}; medians of {asked.repeats} rounds, in brackets the quartiles.", flush=True)
     return asked
 
 

@@ -27,7 +27,7 @@ from kvt.reports.text import better_in, difference_of, interval_of, left_out_of,
 from kvt.study.grid import FULL, Grid, Run, read_grid
 from kvt.study.outcomes import Outcome, State
 from kvt.study.records import RECORD, find_outcomes, read_record
-from kvt.system import read_yaml, write_atomically
+from kvt.system import parse_yaml, write_atomically
 from kvt.tasks.metrics import Metric
 
 REPOSITORY = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def write_tables(page: str) -> str:
 @cache
 def judge_all() -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, Evidence]]]:
     """Return the content of claims.yaml, and each claim by name with its evidence."""
-    content = read_yaml(CLAIMS, CLAIMS.name)
+    content = parse_yaml(CLAIMS.read_bytes(), CLAIMS.name)
     return content, {name: (claim, judge(claim, open_record)) for name, claim in numbered(content).items()}
 
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from kvt.data.files import optional_path
 from kvt.data.images import open_images
-from kvt.system import UserError, atomically, require_positive, require_writable, run, user_path
+from kvt.system import UserError, atomically, require_positive, run, user_path
 
 
 @torch.inference_mode()
@@ -50,7 +50,8 @@ def compute(asked: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f'there is no module {error.name}: pip install "kvt[features]"') from error
     require_positive(size=asked.size)
-    out = require_writable(user_path(asked.out))
+    out = user_path(asked.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     source = open_images(asked.dataset, user_path(asked.data_dir), optional_path(asked.root))
     source.prepare()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,7 @@ from kvt.attention.factory import find_attention, keyword_arguments, parse_atten
 from kvt.attention.kernels import explicit_maps
 from kvt.attention.map_position import MapPosition
 from kvt.markdown import markdown_table
-from kvt.system import UserError, require_positive, require_writable, tell, user_path, write_atomically
+from kvt.system import UserError, require_positive, tell, user_path, write_atomically
 from kvt.tune import environment, tune
 from kvt.view.maps import save
 
@@ -86,7 +86,8 @@ def bench(
     require_positive(n=lengths, d=widths, kv_heads=shared, heads=heads, batch=batch, pos_dim=pos_dim, repeats=repeats)
     if device not in ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
         raise UserError(f"--device {device}: expected cpu, or cuda on a machine with a GPU")
-    paths = {end: require_writable(Path(f"{user_path(out)}.{end}")) for end in ("csv", "md", "png")[: 2 + plot]}
+    paths = {end: Path(f"{user_path(out)}.{end}") for end in ("csv", "md", "png")[: 2 + plot]}
+    paths["csv"].parent.mkdir(parents=True, exist_ok=True)
     tune()  # uses the same torch settings as training
     variants = [*dict.fromkeys(_variant(words, number) for number in kv_heads or (heads, 1) for words in attn)]
     rows: list[Row] = []

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from kvt import system
 from kvt.run.config import RunConfig, bare, in_short, read_configs
-from kvt.run.folder import is_in_use, run_folder, run_of_checkpoint
+from kvt.run.folder import is_in_use, run_of_checkpoint
 from kvt.system import UserError, printable, tell, unknown, user_path
 from kvt.version import __version__
 
@@ -268,15 +268,22 @@ def convert(
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
     """
     from kvt.run.callbacks import AtomicCheckpointIO
-    from kvt.run.load_checkpoint import Checkpoint, convert_checkpoint
+    from kvt.run.load_checkpoint import Checkpoint
+    from kvt.tasks import Task
+    from kvt.tasks.base import as_config
+    from kvt.tasks.convert import convert_task
 
     if len(runs) != 1:
         raise UserError("kvt convert takes one run: pass its folder, or a checkpoint")
-    path = system.require_writable(user_path(out or f"{attn}.ckpt"))
-    if own := run_of_checkpoint(path):
+    if own := run_of_checkpoint(path := user_path(out or f"{attn}.ckpt")):
         raise UserError(f"--out {path}: is inside the folder of the run {own}: choose another folder")
-    converted = convert_checkpoint(Checkpoint(user_path(runs[0]), flag=""), attn, how, attn_kwargs)
-    AtomicCheckpointIO().save_checkpoint(converted, path)
+    checkpoint = Checkpoint(user_path(runs[0]))
+    source: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
+    task, saved = convert_task(source, attn, how, attn_kwargs), checkpoint.saved
+    config = saved["config"] | {"model": as_config(task), "ckpt_path": None}
+    new = {"hyper_parameters": dict(task.hparams), "config": config, "metrics": {}, "state_dict": task.state_dict()}
+    data = {name: saved[name] for name in ("datamodule_hyper_parameters",) if name in saved}
+    AtomicCheckpointIO().save_checkpoint({**data, **new, "epoch": 0, "global_step": 0}, path)
     tell(printable(path))
 
 
@@ -517,17 +524,15 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
         texts: `prog` and `description` for `--help`.
     """
     from kvt.run import fit
-    from kvt.run.cli import KvtCLI
+    from kvt.run.cli import KvtCLI, parse_config, settings_parser
     from kvt.run.load_checkpoint import Checkpoint
-    from kvt.run.parser import parse_config, settings_parser
 
     system.silence_libraries()  # importing Lightning has reset its log levels
     command, *words = argv
     flags, words = _run_flags(command, words, choices, option)
     texts = {"prog": f"kvt {command}", "usage": "%(prog)s [flags]", **texts}
     if not (flags.config or flags.ckpt_path or flags.model) and {"-h", "--help"} & {*words}:
-        (general := settings_parser()).prog = texts["prog"]
-        return general.print_help()
+        return settings_parser({}, **texts).print_help()
     named, resumed = {"attn": flags.attn, "model": flags.model, "data": flags.data}, flags.resume
     checkpoint = Checkpoint(flags.ckpt_path, named) if flags.ckpt_path is not None else None
     source = None if flags.config else checkpoint
@@ -548,7 +553,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
     changed = [bare(name) for name, *_ in cli.run_config.differences(RunConfig(**config))] if resumed else []
     if changed := [name for name in changed if name not in cli.datamodule.path_settings]:
         raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{changed[0]}")
-    result = fit.fit(cli, resumed, resume=resumed is not None, test=command == "run")
+    result = fit.train(cli, resumed, resume=resumed is not None, test=command == "run")
     if not result.metrics:
         return
     folder = {"run": os.path.relpath(result.folder)} if result.folder else {}
@@ -572,8 +577,10 @@ def _run_flags(command: str, words: list[str], choices: Sequence[str], option: s
     if flags.resume is not None:
         if given := [name for name in RUN_FLAGS if name != "resume" and getattr(flags, name)]:
             raise UserError(f"--resume {flags.resume}: a resumed run keeps its settings: drop --{given[0]}")
-        flags.resume = run_folder(flags.resume, "--resume ").resolve()
+        flags.resume = user_path(flags.resume).resolve()
         flags.config = [str(flags.resume / "config.yaml")]
+        if not os.path.isfile(flags.config[0]):
+            raise UserError(f"--resume {flags.resume}: not the folder of a run: it has no config.yaml")
     elif choices and (vars(flags).get(option) or flags.ckpt_path is None):  # otherwise the checkpoint names the task
         flags.config.insert(0, vars(flags).get(option) or choices[0])
     return flags, others
@@ -637,7 +644,7 @@ def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
 
 
 class _Parser(system.OneLineParser, ArgumentParser):
-    """A parser of flags that raises UserError."""
+    """A parser of the flags of a command."""
 
 
 class _Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):

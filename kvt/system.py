@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import json
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from inspect import signature
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -81,20 +79,6 @@ def require_probability(**numbers: float) -> None:
             raise UserError(f"{name}={number} must be a number, at least 0 and below 1")
 
 
-def require_finite(**values: object) -> None:
-    """Raise UserError unless all numbers, also in lists, are finite, and all integers fit in 64 bits."""
-    for name, value in values.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int | float) and not (abs(number) < (2**63 if isinstance(number, int) else inf)):
-                raise UserError(f"{name}={number} must be finite, and an integer must fit in 64 bits")
-
-
-def require_seed(seed: int) -> None:
-    """Raise UserError unless `seed` is an integer from 0 to 2³² − 1, which every random generator in kvt accepts."""
-    if isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
-
-
 def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) -> type[Any]:
     """Import a class and return it.
 
@@ -128,25 +112,17 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
 
 
 @cache
-def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a constructor's arguments, including arguments of base classes that **kwargs passes on.
+def arguments(cls: Any) -> dict[str, Any]:
+    """Return a dict from each argument of a constructor to its default; an argument without a default has None.
 
-    An argument that the class itself passes to its base is left out, such as `lr` in `super().__init__(spec, lr=0.25,
-    **kwargs)`.
+    The dict has the arguments of base classes that **kwargs passes on, but no argument that the class itself passes to
+    its base, such as `lr` in `super().__init__(spec, lr=0.25, **kwargs)`.
     """
     from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs
 
-    added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
-    return frozenset(name.partition(".")[0] for name in added)
-
-
-def argument_defaults(cls: Any) -> dict[str, Any]:
-    """Return a dict from each argument of a class's constructor, or of its base classes' constructors, to its default.
-
-    The default of an argument without a default is `inspect.Parameter.empty`.
-    """
-    makers = [vars(base).get("__init__") for base in reversed(cls.__mro__)]
-    return {p.name: p.default for make in makers if make for p in signature(make).parameters.values()}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
+    return parser.get_defaults().as_dict()
 
 
 # ---- text ----
@@ -179,15 +155,6 @@ def user_path(text: str | Path) -> Path:
     if not str(text):
         raise UserError("empty path: name a file or a folder; is a variable unset?")
     return Path(text).expanduser()
-
-
-def require_writable(path: Path) -> Path:
-    """Return `path`, the value of --out; raise UserError if it is a folder, or its parent is missing or read-only."""
-    if path.is_dir():
-        raise UserError(f"--out {path} is a folder: name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"--out {path}: cannot write to {path.parent}")
-    return path
 
 
 def sha256_of(path: Path) -> str:
@@ -231,15 +198,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if the file is missing or unreadable, or has no JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV atomically; missing values are empty cells. Characters that UTF-8 cannot encode become escapes."""
     with atomically(path) as part, part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -253,18 +211,13 @@ def find_yaml(named: str, folder: Path) -> Path:
 
     The user's file takes precedence. If neither file exists, the path that the user named is returned.
     """
-    path, packaged = user_path(named), folder / f"{named}.yaml"
+    path, packaged = Path(named).expanduser(), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
 
 
 def yaml_names(folder: Path) -> list[str]:
     """Return the sorted names of the YAML files in a folder of kvt, such as cifar10 for configs/cifar10.yaml."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def read_yaml(path: Path, name: str) -> Any:
-    """Return the content of a YAML file; see `parse_yaml`."""
-    return parse_yaml(path.read_bytes(), name)
 
 
 def parse_yaml(text: str | bytes, name: str) -> Any:
@@ -377,15 +330,11 @@ def silence_libraries() -> None:
 
 
 class OneLineParser(ArgumentParser):
-    """An argument parser that raises a one-line UserError instead of printing the usage."""
+    """An argument parser that raises a one-line UserError; for an unknown flag, it suggests the most similar flag."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(with_nearest(" ".join(message.split()), self._option_string_actions)) from ex
-
-
-def with_nearest(message: str, flags: Iterable[str]) -> str:
-    """Add the most similar flag to a parser's message about an unknown flag."""
-    if flag := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
-        near = get_close_matches(flag[1], [name.lstrip("-") for name in flags], n=1)
-        message += f": did you mean --{near[0]}?" if near else ": see --help"
-    return message
+        message = " ".join(message.split())
+        if flag := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", message):
+            near = get_close_matches(flag[1], [name.lstrip("-") for name in self._option_string_actions], n=1)
+            message += f": did you mean --{near[0]}?" if near else ": see --help"
+        raise UserError(message) from ex

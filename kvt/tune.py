@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from kvt.version import __version__
 
@@ -19,45 +18,38 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc
 FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
 SMALL = 1_000_000  # number of parameters below which a model is trained with one thread
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
-
+PRODUCTS = (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65)))  # shapes of factors
 
 fast_products = False
-"""Whether `tune_products` has chosen oneDNN for float32 matrix products."""
+"""Whether `tune` has chosen oneDNN for float32 matrix products."""
 
 
 def tune() -> None:
     """Tune this process: faster float32 products and malloc, no repeated search for GPUs, no cuDNN attention."""
-    tune_products()
-    keep_memory()
-    end_search_for_gpus()
+    global fast_products
+    has_gpu = torch.cuda.is_available()
+    # "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default; without AVX-512 it is no
+    # faster, and torch's fused attention becomes slower. On a GPU, the setting would control TF32.
+    if not has_gpu and torch.backends.cpu.get_cpu_capability() != "AVX2":
+        torch.set_float32_matmul_precision("medium")
+        # on some CPUs, "medium" computes in bfloat16
+        generator, fast_products = torch.Generator().manual_seed(0), True
+        for left, right in PRODUCTS:
+            a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
+            exact = a.double() @ b.double()
+            fast_products &= bool((a @ b - exact).norm() / exact.norm() < FLOAT32_ERROR)
+        if not fast_products:
+            torch.set_float32_matmul_precision("highest")
+    with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
+            ctypes.CDLL(None).mallopt(option, value)  # glibc keeps freed memory, which else causes page faults
+    # Lightning sets this variable, with which torch counts GPUs without initialising CUDA, because a process cannot
+    # fork after this. With the variable, every optimiser step searches the disk for NVIDIA's library.
+    if not has_gpu:
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave "q-kv-deepseek" bfloat16 gradients with a
     # relative error of 120 %.
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def tune_products() -> None:
-    """Choose the fastest float32 matmul precision whose relative error stays below FLOAT32_ERROR.
-
-    The setting "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default. Without AVX-512 it
-    is no faster, and torch's fused attention becomes slower. On some CPUs "medium" may compute in bfloat16, so this
-    function measures the error. On a machine with a GPU, the function changes nothing, because the setting also
-    controls TF32.
-    """
-    global fast_products
-    if not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2":
-        torch.set_float32_matmul_precision("medium")
-        fast_products = _matmul_error() < FLOAT32_ERROR
-        if not fast_products:
-            torch.set_float32_matmul_precision("highest")
-
-
-def _matmul_error() -> float:
-    generator, errors = torch.Generator().manual_seed(0), []
-    for left, right in (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65))):
-        a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
-        exact = a.double() @ b.double()
-        errors.append(float((a @ b - exact).norm() / exact.norm()))
-    return max(errors)
 
 
 def cores() -> list[int]:
@@ -76,36 +68,6 @@ def use_threads(number: int | None, parameters: int) -> None:
         torch.set_num_threads(min(number, len(cores())))
     elif parameters < SMALL:
         torch.set_num_threads(1)
-
-
-def keep_memory() -> bool:
-    """Make glibc keep freed memory; return True on success. Returning memory causes page faults in every step."""
-    with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
-        libc = ctypes.CDLL(None)
-        return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-    return False
-
-
-def end_search_for_gpus() -> None:
-    """Stop torch from searching for a GPU in every optimiser step, on a machine without a GPU.
-
-    Lightning sets an environment variable with which torch counts GPUs without initialising CUDA, because a process
-    cannot fork after this. With the variable, every optimiser step searches the disk for NVIDIA's library.
-    """
-    if not torch.cuda.is_available():
-        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-
-
-class MetaParameters(TorchFunctionMode):
-    """Context manager: create the tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
-
-    `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
-    `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
-    by `torch.linspace(...)`.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def environment() -> dict[str, Any]:

@@ -17,9 +17,9 @@ from hypothesis import settings
 from kvt import tune as hardware
 from kvt.commands import main, run_words
 from kvt.data.images import open_images
-from kvt.run.pictures import Shown
 from kvt.system import run
 from kvt.tasks.anomaly import BackboneFeatures
+from kvt.view.pictures import Shown
 from tests.conftest import CONFIGS, QUIET, SMALL, write_features, write_images, write_sentences
 from tests.helpers.commands import require_refusal
 

@@ -9,7 +9,7 @@ from torch import nn
 from kvt.attention import latent, shared_keys  # noqa: F401  (importing the modules registers their classes)
 from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.variants import QKV
-from kvt.system import UserError, argument_defaults, argument_names, import_class, parse_settings, unknown
+from kvt.system import UserError, arguments, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]  # plain, so that the command-line parser instantiates no class
@@ -46,10 +46,10 @@ class AttentionFactory:
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
-        self.attn, self.attention_class = attn, find_attention(attn)
+        cls: Any = find_attention(attn)
+        self.attn, self.attention_class = attn, cls
         self.setting = {key: value for key, value in setting.items() if value is not None}
-        takes = keyword_arguments(self.attention_class)
-        defaults = argument_defaults(self.attention_class)
+        takes, defaults = keyword_arguments(cls), arguments(cls)
         for key, value in (attn_kwargs or {}).items():
             if key in FIXED:
                 raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")
@@ -89,4 +89,4 @@ def find_attention(attn: str) -> type[nn.Module]:
 
 def keyword_arguments(cls: type) -> set[str]:
     """Return the names of the keyword arguments of `cls(dim, **kwargs)`, including arguments of base classes."""
-    return set(argument_names(cls)) - {"dim"}
+    return set(arguments(cls)) - {"dim"}

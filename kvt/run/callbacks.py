@@ -1,8 +1,7 @@
-"""The callbacks of a run: its history and its end, its checkpoints, and the progress bar."""
+"""The callbacks of a run: its history and its end, its checkpoints, and the lines that it prints."""
 
 import os
 import signal
-import sys
 import threading
 from math import inf, isfinite
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from kvt.system import atomically, say, tell, write_csv
-from kvt.tasks import Task
 
 Row = dict[str, float]
 """{"step": …, "seconds": …, metric: …}: the seconds of training until the step, and metrics logged at this step."""
@@ -61,9 +59,6 @@ class RunCallback(L.Callback):
     def rate(self) -> float:
         """The training speed so far, in units of the task, such as images or tokens, per second."""
         return self.count / self.seconds if self.seconds else 0.0
-
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        self._trainer = trainer
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._tick(trainer)
@@ -140,16 +135,15 @@ class RunCallback(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.write(self.folder)
+            self.write()
             self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._tick(trainer, goes_on=False)
         self._stop_if_asked(trainer)
 
-    def on_record(self, name: str, value: float) -> None:
+    def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
         """Add a metric to the history. `Task.record` calls this method."""
-        trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -159,10 +153,10 @@ class RunCallback(L.Callback):
             self.diverged = self.diverged or f"{name} is {value} at step {trainer.global_step}"
             self._end(trainer)
 
-    def write(self, folder: Path | None) -> None:
-        """Write history.csv into a folder; None: write nothing."""
-        if folder is not None:
-            write_csv(folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
+    def write(self) -> None:
+        """Write history.csv into the run's folder, if there is one."""
+        if self.folder is not None:
+            write_csv(self.folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
     def _end(self, trainer: L.Trainer) -> None:
         """End the run after this batch and a validation, also in an epoch without a validation."""
@@ -216,13 +210,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Best(ModelCheckpoint):
-    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest."""
+    """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    def __init__(self, run: RunCallback, task: Task, folder: str) -> None:
-        self.run = run
-        mode = {"more": "max", "less": "min"}[str(task.monitored().better)]
-        how: Any = {"save_on_train_epoch_end": False, "enable_version_counter": False}
-        super().__init__(folder, "best", monitor=task.monitor, mode=mode, **how)
+    Lightning reads `state_key` about ten times a step, and makes a new text each time.
+    """
+
+    state_key = "best"
+    run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best score of a resumed run, whose folder may have been moved."""
@@ -238,16 +232,9 @@ class Best(ModelCheckpoint):
 
 
 class Last(ModelCheckpoint):
-    """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run.
+    """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run."""
 
-    Args:
-        folder: the folder of last.ckpt.
-        validates: whether the run validates. A run without validation saves last.ckpt after every epoch.
-    """
-
-    def __init__(self, folder: str, validates: bool) -> None:
-        how: Any = {"save_on_train_epoch_end": not validates, "enable_version_counter": False}
-        super().__init__(folder, "last", save_on_exception=True, **how)
+    state_key = "last"
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore nothing, because last.ckpt has the same path in every run."""
@@ -258,38 +245,22 @@ class Last(ModelCheckpoint):
             super().on_exception(trainer, pl_module, exception)
 
 
-class ProgressBar(TQDMProgressBar):
-    """A progress bar that prints a line after each epoch and after each validation within an epoch.
+class Lines(L.Callback):
+    """Prints a line after each epoch, and after each validation within an epoch, above the progress bar if any."""
 
-    Without a terminal, only these lines appear.
-    """
-
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        self.printed = -1  # the step at which the last line was printed
-        self.has_bar = bool(sys.stdout and sys.stdout.isatty())
-        if not self.has_bar:
-            self.disable()
-        super().setup(trainer, pl_module, stage)
+    printed = -1  # the step of the last line: a run may end with a validation within an epoch
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        self._print_line(trainer, pl_module)
+        self._print(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        super().on_validation_end(trainer, pl_module)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
-            self._print_line(trainer, pl_module)
+            self._print(trainer)
 
-    def _print_line(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # no second line for the last step: a run may end with a validation within an epoch
-        shown = self.get_metrics(trainer, pl_module)  # empty if the run resumes at the end of an epoch
+    def _print(self, trainer: L.Trainer) -> None:
+        shown = trainer.progress_bar_metrics  # empty if the run resumes at the end of an epoch
         if trainer.is_global_zero and shown and self.printed != trainer.global_step:
-            self.printed = trainer.global_step
-            metrics = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
-            line = f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}"
-            self.print(line) if self.has_bar else tell(line)  # `print` writes above the bar
-
-    def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return {name.removeprefix("train/").replace("_per_second", "/s"): metrics[name] for name in metrics}
+            self.printed, bar = trainer.global_step, trainer.progress_bar_callback
+            names = {name: name.removeprefix("train/").replace("_per_second", "/s") for name in shown}
+            metrics = ", ".join(f"{names[name]} {shown[name]:.4g}" for name in shown)
+            (bar.print if bar else tell)(f"epoch {trainer.current_epoch}, step {trainer.global_step}: {metrics}")

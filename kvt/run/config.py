@@ -13,9 +13,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvt.run.sections import BUILT, GROUPS, OTHERS, PARTS, TRAINER, Config
-from kvt.system import CONFIGS, UserError, argument_names, find_yaml, read_yaml, unknown, yaml_names
+from kvt.system import CONFIGS, UserError, arguments, find_yaml, parse_yaml, unknown, yaml_names
 
+Config = dict[str, Any]
+"""The content of config.yaml: {"model": {"class_path": …, "init_args": …}, "trainer": {"max_epochs": 2}, …}."""
+BUILT = ("model", "data")
+"""The sections with the classes that every run builds: "model" is the task, "data" the data."""
+GROUPS = (*BUILT, "trainer")
+"""The sections whose settings have a short flag, such as --lr for --model.lr."""
+PARTS = (*BUILT, "optimizer")
+"""The sections that name a class. A run may lack the section "optimizer"."""
+OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
+"""The settings and sections of a configuration that `GROUPS` lacks."""
+TRAINER = {
+    **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
+    **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
+    **{"trainer.max_time": None, "trainer.limit_train_batches": None, "trainer.limit_val_batches": None},
+    **{"trainer.limit_test_batches": None, "trainer.overfit_batches": 0.0, "trainer.val_check_interval": None},
+    **{"trainer.check_val_every_n_epoch": 1, "trainer.log_every_n_steps": 20, "trainer.accumulate_grad_batches": 1},
+    **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
+    **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
+}
+"""Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
 NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
 """The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
 
@@ -47,19 +66,16 @@ class RunConfig:
     ckpt_path: str | None = None
 
     @classmethod
-    def from_name(cls, name: str) -> "RunConfig":
-        """Return the configuration of a task of kvt by the name of its YAML file, such as cifar10."""
-        return cls.from_yaml(name)
-
-    @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
-        """Return the configuration in YAML files; a later file overrides an earlier one.
+        """Return the configuration in YAML files, or of tasks such as cifar10; a later file overrides an earlier one.
 
         Raises UserError if the files do not name the classes of a task and its data.
         """
-        from kvt.run.parser import parse_config
+        from kvt.run.cli import parse_config
 
         return cls(**parse_config(read_configs([*map(str, files)])))
+
+    from_name = from_yaml
 
     @classmethod
     def from_run(cls, folder: str | Path) -> "RunConfig":
@@ -145,13 +161,11 @@ class RunConfig:
         """Return a copy with changed settings. Names are those of the command line's flags: attn="kv", max_epochs=1.
 
         Raises:
-            UserError: a setting does not exist, has the wrong type, or has a value that a run does not accept.
+            UserError: a setting does not exist, or has a value of the wrong type.
         """
-        from kvt.run.parser import parse_settings, require_settings
+        from kvt.run.cli import parse_settings
 
-        changed = self.merged(parse_settings(self.classes, settings))
-        require_settings(vars(changed))
-        return changed
+        return self.merged(parse_settings(self.classes, settings))
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy in which the settings in `sections`, by section, replace the settings of `self`."""
@@ -176,7 +190,7 @@ class RunConfig:
 
 @cache  # a study reads many runs of the same classes
 def _defaults(model: str, data: str) -> Mapping[str, Any]:
-    from kvt.run.parser import default_settings
+    from kvt.run.cli import default_settings
     from kvt.tasks.datamodule import classes_of
 
     parts = {"model": {"class_path": model}, "data": {"class_path": data}}
@@ -222,52 +236,40 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
     """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
 
     A class in `named`, by section, replaces the class in the files, and gets the settings in the files that its
-    constructor has as arguments. Raises UserError if a class is missing.
+    constructor has as arguments. Raises UserError for a file that does not exist, for anything else than sections, and
+    if a class is missing.
     """
-    config: Config = {}
+    config: Config = {"trainer": {}, **{section: {"init_args": {}} for section in BUILT}}
     for file in files:
-        for section, part in read_config(file).items():
-            old = config.get(section) or {}
-            config[section] = {**old, **part} if section in GROUPS else part
+        name = f"--config {file}"
+        if not (path := find_yaml(file, CONFIGS)).is_file():
+            raise unknown("--config", file, yaml_names(CONFIGS))
+        if not isinstance(content := parse_yaml(path.read_bytes(), name), dict):
+            raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
+        for section, part in content.items():
             if section in BUILT:
-                config[section]["init_args"] = {**old.get("init_args", {}), **part["init_args"]}
+                part = {"class_path": part} if isinstance(part, str) else part
+                if not isinstance(part, dict) or part.keys() - {"class_path", "init_args"}:
+                    raise UserError(f"{name}: {section}: expected class_path and init_args, and nothing else")
+                settings = {**config[section]["init_args"], **(part.get("init_args") or {})}
+                config[section] = {**config[section], **part, "init_args": settings}
+            elif section == "trainer":
+                config["trainer"] = {**config["trainer"], **(part or {})}
+            elif section in OTHERS:
+                config[section] = part
+            else:
+                raise unknown(f"section of {name}:", section, [*GROUPS, *OTHERS])
     for section in BUILT:
-        part = config.setdefault(section, {"init_args": {}})
-        if (own := named.get(section)) is not None:
+        part, own = config[section], named.get(section)
+        if own is not None:
             from kvt.tasks.datamodule import section_class
 
-            takes = argument_names(section_class(section, own))
+            takes = arguments(section_class(section, own))
             kept = {name: value for name, value in part["init_args"].items() if name in takes}
             config[section] = {"class_path": own, "init_args": kept}
-        if "class_path" not in config[section]:
+        elif not (path := part.get("class_path")):
             missing = f"{', '.join(files)}: class_path of {section} is missing" if files else "no task"
             raise UserError(f"{missing}: pass a task's YAML, such as --config cifar10")
+        elif "." not in path:
+            part["class_path"] = f"kvt.tasks.{path}"
     return config
-
-
-def read_config(file: str | Path) -> Config:
-    """Return the sections of a YAML file, in which model and data are mappings with the key init_args.
-
-    Raises UserError if the file does not exist, or has anything else than sections.
-    """
-    name = f"--config {file}"
-    try:
-        content = read_yaml(find_yaml(str(file), CONFIGS), name)
-    except FileNotFoundError as error:
-        if str(file).isidentifier():
-            raise unknown("--config", file, yaml_names(CONFIGS)) from error
-        raise UserError(f"{name}: no such file") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
-    if strange := content.keys() - {*GROUPS, *OTHERS}:
-        raise unknown(f"section of {name}:", min(strange), [*GROUPS, *OTHERS])
-    content["trainer"] = content.get("trainer") or {}
-    for section in content.keys() & {*BUILT}:
-        part = content[section]
-        part = {"class_path": part} if isinstance(part, str) else part
-        if not isinstance(part, dict) or part.keys() - {"class_path", "init_args"}:
-            raise UserError(f"{name}: {section}: expected class_path and init_args, and nothing else")
-        content[section] = {**part, "init_args": part.get("init_args") or {}}
-        if path := part.get("class_path"):
-            content[section]["class_path"] = path if "." in path else f"kvt.tasks.{path}"
-    return content

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvt.system import UserError, user_path
-
 LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"
 """The checkpoint for resuming a run. The file exists after the first validation or stop."""
@@ -22,24 +20,24 @@ def empty(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def locked(folder: Path) -> FileLock:
+    """Create a run's folder if it does not exist, and return its lock, a context manager.
+
+    A process may lock a folder several times. Entering raises `Timeout` while another process holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False)
+
+
 def is_in_use(folder: Path) -> bool:
     """Return whether a process uses a run's folder."""
-    path = folder / LOCK
     try:
-        with FileLock(path, timeout=0) if path.exists() else nullcontext():
+        with FileLock(folder / LOCK, timeout=0) if (folder / LOCK).exists() else nullcontext():
             return False
     except Timeout:
         return True
     except (OSError, NotImplementedError):  # a read-only folder, or a file system without locks
         return False
-
-
-def run_folder(named: str, flag: str = "") -> Path:
-    """Return the path of a run's folder; raise a UserError that begins with `flag` if it has no config.yaml."""
-    path = user_path(named)
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{flag}{named}: not the folder of a run, such as lightning_logs/reverse/kv/version_0")
-    return path
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:

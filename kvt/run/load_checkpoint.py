@@ -6,8 +6,8 @@ of kvt, or if the user also names the class.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,26 +18,16 @@ import torch
 import yaml
 from safetensors.torch import load as load_weights
 
-from kvt.attention import ATTENTION, Attention
-from kvt.attention.convert import FROM, HOW, TO, convert_layer
-from kvt.attention.factory import find_attention, keyword_arguments
+from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
+from kvt.run.config import BUILT, TRAINER, Config
 from kvt.run.folder import BEST
-from kvt.run.sections import BUILT, Config
-from kvt.system import UserError, argument_names, unknown, user_path
+from kvt.system import UserError, arguments, user_path
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import MODEL, SETTINGS, known_classes
 from kvt.tasks.datamodule import section_class
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-KEPT = (
-    *("accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_algorithm", "gradient_clip_val"),
-    *("limit_test_batches", "limit_train_batches", "limit_val_batches", "log_every_n_steps", "max_epochs", "max_steps"),
-    *("max_time", "min_epochs", "min_steps", "overfit_batches", "precision", "val_check_interval"),
-)
-"""The Trainer settings that kvt reads from checkpoints: length of training, limits, precision and clipping."""
-LAST_READER = "c47a6d85"
-"""The last commit of kvt that reads the checkpoints of version 0.1."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +37,10 @@ class Checkpoint:
     Args:
         path: path of the file or the folder; a run's folder stands for its best checkpoint.
         named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
-        flag: the flag with which the user passed the path, for messages; "" if there is no flag.
     """
 
     path: str | Path
     named: Mapping[str, str | None] = field(default_factory=dict)
-    flag: str = "--ckpt_path"
 
     def __post_init__(self) -> None:
         if os.path.isfile(best := os.path.join(self.path, BEST)):
@@ -61,12 +49,7 @@ class Checkpoint:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """The content of the checkpoint, by Lightning's keys and the key "config"."""
-        return read_checkpoint(self.path, self._name)
-
-    @property
-    def step(self) -> int:
-        """The number of training steps before the checkpoint was saved."""
-        return int(self.saved["global_step"])
+        return read_checkpoint(self.path)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return class and settings of the task, "model", or of the data, "data": {"class_path": …, "init_args": …}.
@@ -96,13 +79,14 @@ class Checkpoint:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run, without settings of the Trainer that kvt does not read from checkpoints.
+        """The configuration of the run, with those settings of the Trainer that may change the result.
 
-        The user must name an optimiser that is not one of torch.optim again, because kvt imports no class that a file
-        names.
+        The user must name callbacks, and an optimiser that is not one of torch.optim, again, because kvt imports no
+        class that a file names.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
-        trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in KEPT}
+        read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}
+        trainer = {name: value for name, value in (saved.get("trainer") or {}).items() if name in read}
         asked = saved.get("optimizer") or {}
         is_torchs = str(asked.get("class_path")).rpartition(".")[0] == "torch.optim"
         optimizer = asked if is_torchs and _is_plain(asked.get("init_args")) else None
@@ -110,12 +94,9 @@ class Checkpoint:
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
-        part = self.section("model")
-        cls = section_class("model", part["class_path"])
-        if not issubclass(cls, kind):
-            raise self.error(f"contains {cls.__name__}; this command needs {kind.__name__}")
-        with self.add_path():
-            task: AnyTask = self._make(cls, part["init_args"], spec=self.spec)
+        task = self._make("model", {}, spec=self.spec)
+        if not isinstance(task, kind):
+            raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
         # float16, as in the folder zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
@@ -128,13 +109,10 @@ class Checkpoint:
 
         Raises UserError if the data differ from those of the run.
         """
-        part = self.section("data")
-        cls = section_class("data", part["class_path"])
-        with self.add_path():
-            data: TaskData = self._make(cls, part["init_args"] | given, seed=self.seed)
-            data.prepare_data()
-            data.setup("validate")
-            self.require_same_data(data)
+        data: TaskData = self._make("data", given, seed=self.seed)
+        data.prepare_data()
+        data.setup("validate")
+        self.require_same_data(data)
         return data
 
     @property
@@ -153,13 +131,11 @@ class Checkpoint:
         return "optimizer_states" in self.saved
 
     def load_weights(self, task: Task) -> None:
-        """Load the weights into a task; raise UserError if names or shapes do not match, or weights are not finite."""
+        """Load the weights into a task; raise UserError if names or shapes do not match."""
         try:
             task.load_state_dict(self.saved["state_dict"])
         except RuntimeError as error:
             raise self.error(f"its weights do not fit {type(task).__name__} with these settings") from error
-        if not all(weight.isfinite().all() for weight in task.parameters()):  # a buffer may hold −inf
-            raise self.error("its weights are not finite, as the run has diverged: use another checkpoint")
 
     @property
     def trained_on(self) -> str | None:
@@ -190,26 +166,13 @@ class Checkpoint:
 
     def error(self, reason: str) -> UserError:
         """Return a UserError whose message begins with the path of the checkpoint."""
-        return UserError(f"{self._name}: {reason}")
+        return UserError(f"{self.path}: {reason}")
 
-    @property
-    def _name(self) -> str:
-        return f"{self.flag} {self.path}".lstrip()
-
-    @contextmanager
-    def add_path(self) -> Iterator[None]:
-        """Context manager: add the checkpoint's path to the message of a UserError."""
-        try:
-            yield
-        except UserError as error:
-            raise (error if str(self.path) in str(error) else self.error(str(error))) from None
-
-    def _make(self, cls: Any, settings: Mapping[str, Any], **of_run: Any) -> Any:
-        """Return an object of a class with these settings, and with those arguments in `of_run` that the class has."""
-        try:
-            return cls(**{**settings, **{name: of_run[name] for name in of_run if name in argument_names(cls)}})
-        except TypeError as error:
-            raise self.error(f"does not fit {cls.__name__} of this version ({error!s:.200})") from error
+    def _make(self, section: str, given: Mapping[str, Any], **of_run: Any) -> Any:
+        """Return the task or the data, with `given` settings, and those arguments in `of_run` that the class has."""
+        part = self.section(section)
+        cls = section_class(section, part["class_path"])
+        return cls(**part["init_args"] | given, **{name: of_run[name] for name in of_run if name in arguments(cls)})
 
     def _not_ours(self, flag: str, name: str) -> UserError:
         remedy = f"if it is your own code, pass --{flag} {quote(f'{name:.100}')}"
@@ -226,27 +189,25 @@ def _is_plain(value: Any) -> bool:
     return not (isinstance(value, dict) and "class_path" in value) and all(map(_is_plain, parts))
 
 
-def read_checkpoint(path: str | Path, name: str | None = None) -> dict[str, Any]:
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the plain data and tensors in a file, or in a folder that `save_pretrained` has written.
 
     Raises:
-        UserError: the path holds no checkpoint of a task of kvt. The message begins with `name`, or with the path if
-            `name` is None.
+        UserError: the path holds no checkpoint of a task of kvt.
     """
-    name = name or str(path)
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))
     if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long
-        raise UserError(f"{name}: no such file; the checkpoints of a run are in RUN/checkpoints/")
+        raise UserError(f"{path}: no such file; the checkpoints of a run are in RUN/checkpoints/")
     try:
         checkpoint: dict[str, Any] = _read_folder(Path(path)) if is_folder else read_tensors(Path(path))
         found = {*checkpoint}
     except Exception as error:  # a damaged pickle may raise any exception
-        raise UserError(f"{name}: not a checkpoint, or a damaged one") from error
+        raise UserError(f"{path}: not a checkpoint, or a damaged one") from error
     if "model_class" in found and "config" not in found:
-        raise UserError(f"{name}: made by version 0.1 of kvt: commit {LAST_READER} reads it")
+        raise UserError(f"{path}: made by version 0.1 of kvt: commit c47a6d85 reads it")
     if not {"state_dict", "global_step", "hyper_parameters", "config"} <= found:
         remedy = "load the checkpoint of another LightningModule with load_from_checkpoint of its class"
-        raise UserError(f"{name}: not a checkpoint of kvt; {remedy}")
+        raise UserError(f"{path}: not a checkpoint of kvt; {remedy}")
     return checkpoint
 
 
@@ -255,43 +216,6 @@ def _read_folder(path: Path) -> dict[str, Any]:
     stored = load_weights((path / MODEL).read_bytes())
     tied = {name: stored[other] for name, other in settings["tied"].items()}
     return {"epoch": 0, "global_step": 0, **settings, "state_dict": stored | tied}
-
-
-def convert_checkpoint(checkpoint: Checkpoint, attn: str, how: str, attn_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint whose layers have the attention `attn`, without a state of the optimiser.
-
-    Args:
-        checkpoint: the checkpoint to convert; its attention is one of `FROM`.
-        attn: the new attention, one of `TO`.
-        how: how projections are merged, one of `HOW`.
-        attn_kwargs: arguments of the new attention. Other arguments keep their values.
-    """
-    for flag, name, choice in (("--attn", attn, TO), ("--how", how, HOW)):
-        if name not in choice:
-            raise unknown(flag, name, choice)
-    if (old := checkpoint.section("model")["init_args"].get("attn")) not in FROM:
-        raise checkpoint.error(f"attn={old} has weights that cannot be converted: convert runs of {', '.join(FROM)}")
-    source: Task = checkpoint.load_task(Task)  # type: ignore[type-abstract]
-    takes = keyword_arguments(find_attention(attn))
-    kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
-    asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **attn_kwargs} or None}
-    if source.hparams.get("match"):  # keeps the width that the setting `match` chose in training
-        asked |= {"match": None, "expansion": source.expansion}
-    target = type(source)(**{**source.hparams, **asked}).to(source.dtype)
-    ours, theirs = target.state_dict(), source.state_dict()
-    same = {name: theirs[name] for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
-    if lacking := [name for name in ours if name not in same and ".projection." not in name]:
-        raise UserError(f"--attn {attn}: {old} has no weight {lacking[0].rpartition('.')[2]} to copy")
-    target.load_state_dict(same, strict=False)
-    layers = ([part for part in task.modules() if isinstance(part, Attention)] for task in (source, target))
-    for old_layer, new_layer in zip(*layers, strict=True):
-        convert_layer(old_layer, new_layer, how)
-    saved = checkpoint.saved
-    model = saved["config"]["model"]
-    config = saved["config"] | {"model": {**model, "init_args": {**model["init_args"], **asked}}, "ckpt_path": None}
-    new = {"hyper_parameters": {**saved["hyper_parameters"], **asked}, "config": config, "metrics": {}}
-    data = {name: saved[name] for name in ("datamodule_hyper_parameters",) if name in saved}
-    return data | new | {"state_dict": target.state_dict(), "epoch": 0, "global_step": 0}
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
@@ -312,4 +236,4 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
                 `attn` nor `model` names.
     """
     named = {"attn": attn, "model": model}
-    return Checkpoint(user_path(checkpoint), named, flag="").load_task(Task)  # type: ignore[type-abstract]
+    return Checkpoint(user_path(checkpoint), named).load_task(Task)  # type: ignore[type-abstract]

@@ -18,21 +18,6 @@ from kvt.system import write_atomically, write_csv
 from kvt.tune import environment
 
 
-def summary(cli: KvtCLI, run: RunCallback, metrics: Mapping[str, float], best: Checkpoint | None) -> dict[str, Any]:
-    """Return the summary that a run prints at the end. The entries of the summary are the first of result.json."""
-    task, data = cli.model, cli.datamodule
-    return {
-        **{"task": data.task_name, "attn": task.attn, "seed": cli.run_config.seed_everything},
-        **metrics,
-        **({"best_epoch": best.saved["epoch"], "best_step": best.step} if best else {}),
-        **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
-        **({"largest_class": shares} if (shares := data.largest_class) else {}),
-        "parameters": task.num_parameters,
-        **{"seconds": run.seconds, f"{task.unit}_per_second": run.rate},
-        **({"diverged": run.diverged} if run.diverged else {}),
-    }
-
-
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. All runs of a task have the same names of settings.
 
@@ -45,17 +30,27 @@ def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
 
 def save_results(
     cli: KvtCLI,
-    summary: Mapping[str, Any],
     run: RunCallback,
+    metrics: Mapping[str, float],
+    best: Checkpoint | None,
     started: datetime,
     trainer: L.Trainer,
-    folder: Path | None,
-) -> None:
-    """Log scores and notes, and write result.json and history.csv into the run's folder, unless `folder` is None.
+) -> dict[str, Any]:
+    """Log scores and notes, write result.json and history.csv into the run's folder, and return the printed summary.
 
     TensorBoard's table of hyperparameters shows only settings and scores of the same call.
     """
     task, data = cli.model, cli.datamodule
+    summary: dict[str, Any] = {
+        **{"task": data.task_name, "attn": task.attn, "seed": cli.run_config.seed_everything},
+        **metrics,
+        **({"best_epoch": best.saved["epoch"], "best_step": best.saved["global_step"]} if best else {}),
+        **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),
+        **({"largest_class": shares} if (shares := data.largest_class) else {}),
+        "parameters": task.num_parameters,
+        **{"seconds": run.seconds, f"{task.unit}_per_second": run.rate},
+        **({"diverged": run.diverged} if run.diverged else {}),
+    }
     notes = {"notes": "; ".join(f"{name}: {note}" for name, note in task.metric_notes.items())}
     # TensorBoard sorts when_best/ behind the curves of train/ and val/
     scores = {f"when_best/{name.replace('/', '_')}": value for name, value in summary.items() if "/" in name}
@@ -66,8 +61,8 @@ def save_results(
             logger.log_hyperparams(notes)
             logger.log_metrics(scores, trainer.global_step)
         logger.finalize("success")  # raises on a full disk; at the end of the process, the error would be lost
-    if folder is not None:
-        run.write(folder)
+    if run.folder is not None:
+        run.write()
         details = {
             "started": started.isoformat(timespec="seconds"),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -76,10 +71,11 @@ def save_results(
             "monitor": task.monitor,
             "better": {metric.name: metric.better for metric in task.metrics if metric.better},
             "content": data.content,
-            "config": cli.run_config.as_dict(),
+            "config": cli.content,
         }
         content = json.dumps({**summary, **environment(), **details}, indent=2, default=str)
-        write_atomically(folder / "result.json", content + "\n")
+        write_atomically(run.folder / "result.json", content + "\n")
+    return summary
 
 
 def write_predictions(

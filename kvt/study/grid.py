@@ -11,10 +11,9 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kvt.attention.factory import find_attention, parse_attention
-from kvt.run.config import NOT_COMPARED, RunConfig, in_short
+from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, in_short
 from kvt.run.folder import BEST
-from kvt.run.sections import BUILT, TRAINER
-from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, read_yaml, unknown, yaml_names
+from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
@@ -289,7 +288,7 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
     """
     path = find_yaml(str(named), GRIDS)
     try:
-        file = replace(GridFile.parse(read_yaml(path, "the grid")), set=parse_settings(changes, "--set"))
+        file = replace(GridFile.parse(parse_yaml(path.read_bytes(), "the grid")), set=parse_settings(changes, "--set"))
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
         if scale not in file.scales:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from kvt.run.config import RunConfig, bare
 from kvt.study.grid import Grid, Run
-from kvt.system import UserError, one_line, read_yaml
+from kvt.system import UserError, one_line, parse_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
@@ -85,7 +85,8 @@ def _read(folder: Path) -> Outcome:
         with damage(RESULT):
             return ended(json.loads((folder / RESULT).read_bytes()), history)
     with damage(CONFIG):
-        config = _configuration(read_yaml(folder / CONFIG, CONFIG)) if (folder / CONFIG).exists() else None
+        path = folder / CONFIG
+        config = _configuration(parse_yaml(path.read_bytes(), CONFIG)) if path.exists() else None
     if (folder / ERROR).exists():
         return Outcome(State.FAILED, one_line((folder / ERROR).read_text().partition("\n")[0]), config=config)
     return Outcome(State.STARTED if config else State.NEW, config=config)

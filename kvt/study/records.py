@@ -22,11 +22,10 @@ import pandas as pd
 import yaml
 from filelock import FileLock
 
-from kvt.run.config import RunConfig
-from kvt.run.sections import GROUPS, PARTS, TRAINER
+from kvt.run.config import GROUPS, PARTS, TRAINER, RunConfig
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
-from kvt.system import UserError, printable, read_yaml, say, user_path, write_atomically
+from kvt.system import UserError, parse_yaml, printable, say, user_path, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
 POINTS = 100  # largest number of rows with training metrics alone that a record keeps of a history
@@ -111,7 +110,7 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str
 def read_record(folder: Path) -> Record:
     """Return a record; raise UserError if a file is missing or damaged."""
     with damage(str(folder / RECORD)):
-        about = read_yaml(folder / RECORD, RECORD)
+        about = parse_yaml((folder / RECORD).read_bytes(), RECORD)
         grid, scale, added = about["grid"], about["scale"], about["added"]
     with damage(str(folder / HISTORIES)):
         table = pd.read_csv(folder / HISTORIES, dtype={"name": str, "replication": int})

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from filelock import Timeout
 
-from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig
-from kvt.run.fit import fit, locked
-from kvt.run.folder import LAST, empty
+from kvt.run.fit import train
+from kvt.run.folder import LAST, empty, locked
 from kvt.study.outcomes import ERROR, TERMINAL, State, read_outcome
-from kvt.system import UserError, argument_names, mistake_in, signals_handled, write_atomically
+from kvt.system import UserError, arguments, mistake_in, signals_handled, write_atomically
 from kvt.tune import cores
 
 
@@ -56,13 +55,13 @@ def forget(folder: Path, config: RunConfig) -> None:
 
 def train_job(job: Job) -> None:
     """Train a run, or resume it from its last checkpoint."""
-    data = {"data_dir": job.data_dir} if "data_dir" in argument_names(job.config.classes["data"]) else {}
+    data = {"data_dir": job.data_dir} if "data_dir" in arguments(job.config.classes["data"]) else {}
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = (job.folder / LAST).is_file()
     if not resume:
         empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
     # quiet=True draws no pictures, because drawing takes longer than training a small model
-    fit(KvtCLI(config.as_dict()), job.folder, resume=resume, quiet=True)
+    train(config, job.folder, resume=resume, quiet=True)
     (job.folder / LAST).unlink(missing_ok=True)  # keeps only best.ckpt
 
 

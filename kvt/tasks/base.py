@@ -189,7 +189,7 @@ class Task(L.LightningModule, ABC):
         from kvt.run.load_checkpoint import Checkpoint  # the only import from a package above
 
         own = None if cls.__module__.startswith("kvt.") else class_path(cls)
-        return Checkpoint(user_path(folder), {"attn": attn, "model": own}, flag="").load_task(cls)
+        return Checkpoint(user_path(folder), {"attn": attn, "model": own}).load_task(cls)
 
     def setup(self, stage: str) -> None:
         """Raise UserError if the `spec` of data and model differ in a key of `must_match`, such as the vocabulary."""
@@ -265,11 +265,9 @@ class Task(L.LightningModule, ABC):
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
         """Log a number, from the first of several processes, and pass the number to callbacks that have `on_record`."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
-        if self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; the step of Lightning is one less
-            self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
-                callback.on_record(name, float(value))
+                callback.on_record(self.trainer, name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
         """Add the result of `compute_metrics` to a stage's means, in which a single number counts `weight` times."""
@@ -293,6 +291,7 @@ class Task(L.LightningModule, ABC):
 
     def _log_metrics(self, stage: str) -> None:
         """Log the running means of a stage that have been updated, and reset them."""
+        logged: dict[str, Tensor] = {}
         for metric, mean in self._means(stage):
             if not mean.update_called:
                 continue
@@ -302,9 +301,12 @@ class Task(L.LightningModule, ABC):
                 of_bins = zip(bins, value.view(-1), strict=True)
                 numbers = {metric.name.format(bin): number for bin, number in of_bins if not number.isnan()}
                 numbers = numbers if len(numbers) > 1 else {}  # a single bin has the mean of all predictions
-            for name, number in numbers.items():
-                self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
+            logged |= numbers
             mean.reset()
+        for name, number in logged.items():
+            self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
+        if logged and self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
+            self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
 
 
 def class_path(cls: type) -> str:

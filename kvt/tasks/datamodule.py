@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvt.data.loader import Batches, row_hashes
 from kvt.data.published import UNPUBLISHED, other_counts
-from kvt.system import UserError, argument_names, say, user_path
+from kvt.system import UserError, arguments, say, user_path
 from kvt.tasks.base import Task, find_class, known_classes
 
 MAX_COUNTED = 10**6  # examples that `seen_in_training` compares at most, in about three seconds
@@ -68,7 +68,7 @@ class TaskData(L.LightningDataModule, ABC):
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return settings in a unique form, by which kvt names and compares runs, without unknown arguments."""
-        return {name: value for name, value in settings.items() if name in argument_names(cls)}
+        return {name: value for name, value in settings.items() if name in arguments(cls)}
 
     def setup(self, stage: str) -> None:
         self.splits = self.splits or self.load()

@@ -51,7 +51,7 @@ from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
-from kvt.system import UserError, choose, printable, require_positive, require_seed, say, user_path, write_atomically
+from kvt.system import UserError, choose, printable, require_positive, say, user_path, write_atomically
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -494,7 +494,6 @@ class LanguageTask(BlockTask, Classification):
         An empty prompt stands for the most frequent symbol, or for the beginning of a document. `how` has temperature,
         top_k and top_p of `kvt.models.generation.sample`.
         """
-        require_seed(seed)
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
         stop = nfc(stop) if stop and isinstance(self.vocabulary, Vocabulary) else stop

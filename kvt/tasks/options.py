@@ -10,10 +10,9 @@ from torch import nn
 from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
 from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
-from kvt.system import UserError, argument_names, choose
+from kvt.system import UserError, arguments, choose
 from kvt.tasks.base import Spec, Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
-from kvt.tune import MetaParameters
 
 
 class BlockTask(Task):
@@ -100,11 +99,10 @@ class BlockTask(Task):
     def matched(self, match: str) -> float:
         """Return an expansion that gives as many parameters as `match`, to within 0.5 %; raise UserError if none is."""
         cls = type(self)
-        own = {name: value for name, value in self.hparams.items() if name in argument_names(cls)}
+        own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 
         def count(**settings: Any) -> int:
-            with MetaParameters():
-                return int(cls(**{**own, "match": None, **settings}).num_parameters)
+            return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         choose("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
         whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except by the attention `match`

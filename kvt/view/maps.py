@@ -32,7 +32,7 @@ from kvt.attention import (
     row_entropy,
     symmetric_share,
 )
-from kvt.system import UserError, atomically, printable, require_writable, say
+from kvt.system import UserError, atomically, printable, say
 
 if TYPE_CHECKING:  # not imported at run time, because `kvt bench` imports this module and needs no tasks
     from kvt.tasks import Task
@@ -309,10 +309,11 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def require_ending(path: Path, endings: Sequence[str]) -> Path:
-    """Return the path; raise UserError if the path has none of `endings`, or if no file can be written there."""
+    """Return the path, and make its folder; raise UserError if the path has none of `endings`."""
     if path.suffix.lower() not in endings:
         raise UserError(f"--out {path}: the file name must end in {'one of ' * (len(endings) > 1)}{', '.join(endings)}")
-    return require_writable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def save(figure: Figure, path: Path) -> None:

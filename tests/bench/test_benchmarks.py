@@ -233,7 +233,7 @@ def test_every_script_prints_whole_tables(script, monkeypatch, capsys):
         pytest.importorskip("vit_pytorch")
     for name, small in SIZES[script].items():
         monkeypatch.setattr(script, name, small)
-    script.main(["--repeats", "1", "--allocator", "default"])
+    script.main(["--repeats", "1"])
     machine, *tables = capsys.readouterr().out.strip().split("\n\n")
     assert "medians of 1 rounds" in machine
     with_bf16 = 2 * (script is training and torch.cpu._is_avx512_bf16_supported())

@@ -13,9 +13,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvt.attention import ATTENTION
-from kvt.run.fit import new_folder
+from kvt.run.cli import KvtCLI
+from kvt.run.fit import make_folder
 from kvt.run.load_checkpoint import read_checkpoint
 from tests.conftest import CONFIGS, QUIET, REPOSITORY, SMALL, SMALL_LISTS, slow
+from tests.helpers.runs import REVERSE
 
 PAGES = ("answer", "lacks", "claims", "efficientnet_features")  # scripts that are no task
 SCRIPTS = sorted(path for path in (REPOSITORY / "experiments").glob("*.py") if path.stem not in PAGES)
@@ -128,9 +130,10 @@ def test_a_checkpoint_alone_translates_and_writes(experiment, pictures, says, mo
     assert "\n".join(several) == "\n---\n".join(map("\n".join, (first, other)))
 
 
-def test_runs_started_at_once_never_share_a_folder(tmp_path):
+def test_runs_started_at_once_never_share_a_folder(in_tmp_dir):
+    cli = KvtCLI(REVERSE.as_dict())
     with ThreadPoolExecutor(16) as pool:
-        versions = list(pool.map(new_folder, [tmp_path / "reverse" / "kv"] * 64))
+        versions = list(pool.map(lambda _: make_folder(cli, None, resume=False, writes=True), range(64)))
     assert sorted(path.name for path in versions) == sorted(f"version_{number}" for number in range(64))
 
 

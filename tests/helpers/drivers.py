@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from kvt.commands import main
-from kvt.run.fit import locked
+from kvt.run.folder import locked
 from kvt.study.grid import Run, TaskFile
 from kvt.system import CONFIGS
 from tests.helpers.runs import read_history

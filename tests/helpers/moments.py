@@ -13,9 +13,9 @@ import lightning as L
 
 from kvt.commands import run_words
 from kvt.run.callbacks import AtomicCheckpointIO, RunCallback
-from kvt.run.pictures import Shown
 from kvt.run.results import save_results
 from kvt.system import run
+from kvt.view.pictures import Shown
 from tests.helpers.drivers import fork_server, redirect_output
 
 BEGINS: dict[CodeType, str] = {

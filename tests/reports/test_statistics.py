@@ -6,6 +6,7 @@ from math import nan, sqrt
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from claims import CLAIMS, open_record
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from scipy import stats
 
 from kvt.reports.comparisons import by_seed
 from kvt.reports.statistics import Comparison, compare, compare_shares, holm, summarise, verdict
-from kvt.system import read_yaml
 from tests.conftest import REPOSITORY
 
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ O20 0.69 -1.46 2.85, O22 -5.88 -9.12 -2.64 0.016"""
 @pytest.mark.parametrize("check", [part.split() for part in CHECKS.split(",")], ids="-".join)
 def test_the_records_give_the_values_of_the_chosen_procedure(check):
     name, difference, *others = check
-    claim = read_yaml(CLAIMS, "claims")["paper" if name[0] == "P" else "ours"][int(name[1:]) - 1]["compared"]
+    claim = yaml.safe_load(CLAIMS.read_text())["paper" if name[0] == "P" else "ours"][int(name[1:]) - 1]["compared"]
     found = [compared_in(claim["record"], claim["metric"], claim["column"], *pair) for pair in claim["pairs"]]
     (one,) = (one for one in found if round(one.difference, 2) == float(difference))
     values = [*one.interval, one.different]

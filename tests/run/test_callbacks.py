@@ -6,11 +6,11 @@ from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import kvt
-from kvt.run.callbacks import ProgressBar
+from kvt.run.callbacks import Lines
 from kvt.run.cli import KvtCLI
 from kvt.run.fit import make_trainer
-from kvt.run.pictures import Shown
 from kvt.tasks import DigitLists, ListTask
+from kvt.view.pictures import Shown
 from tests.helpers.runs import REVERSE
 
 
@@ -51,14 +51,19 @@ def test_an_object_that_changes_its_arguments_leaves_the_record_as_it_is(in_tmp_
     kvt.train(again)
 
 
-@pytest.mark.parametrize("bar", [theirs.RichProgressBar, theirs.TQDMProgressBar, ProgressBar])
+def bars(trainer):
+    return [callback for callback in trainer.callbacks if isinstance(callback, theirs.ProgressBar | Lines)]
+
+
+@pytest.mark.parametrize("bar", [theirs.RichProgressBar, theirs.TQDMProgressBar])
 def test_a_bar_of_the_users_replaces_kvts(in_tmp_dir, bar):
     mine = bar()
-    trainer = make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=None).as_dict()), [mine])
-    assert [callback for callback in trainer.callbacks if isinstance(callback, theirs.ProgressBar)] == [mine]
+    assert bars(make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=None).as_dict()), [mine])) == [mine]
 
 
-def test_without_a_bar_of_the_users_there_is_kvts():
-    for setting, bars in ((None, 1), (True, 1), (False, 0)):
-        trainer = make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=setting).as_dict()))
-        assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == bars
+def test_only_a_terminal_shows_a_bar_beside_the_lines(monkeypatch):
+    for in_terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda answer=in_terminal: answer)
+        for setting, number in ((None, 1 + in_terminal), (True, 1 + in_terminal), (False, 0)):
+            trainer = make_trainer(KvtCLI(REVERSE.changed(enable_progress_bar=setting).as_dict()))
+            assert len(bars(trainer)) == number

@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from kvt.run.cli import KvtCLI
 from kvt.run.config import RunConfig, read_configs
-from kvt.run.fit import fit
+from kvt.run.fit import train
 from kvt.tasks import ListTask
 from kvt.tasks.base import make_optimizer
 from tests.conftest import QUIET, SMALL, SMALL_LISTS, slow
@@ -57,7 +57,7 @@ def test_one_cycle_keeps_the_momentum_that_is_asked_for_or_tells_that_it_varies(
         group = optimizer.param_groups[0]
         seen.add(group.get("betas", group.get("momentum")))
 
-    result = fit(built, callbacks=[LambdaCallback(on_before_optimizer_step=look)])
+    result = train(built, callbacks=[LambdaCallback(on_before_optimizer_step=look)])
     assert (seen == {kept}) is (kept is not None)
     assert ("momentum" in read_result(result.folder)["notes"]) is (kept is None)
 

@@ -24,7 +24,7 @@ def train(epochs, *callbacks, **settings):
 
 def test_every_callback_that_listens_is_told_what_the_history_keeps():
     history, listener, told = RunCallback(), L.Callback(), []
-    listener.on_record = lambda *named: told.append(named)
+    listener.on_record = lambda _, *named: told.append(named)
     train(1, history, listener, log_every_n_steps=2, num_sanity_val_steps=0)
     kept = [(name, value) for row in history.rows for name, value in row.items() if "/" in name]
     assert told == kept

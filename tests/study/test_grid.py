@@ -211,8 +211,6 @@ def test_a_grid_without_scales_has_one(write):
     [
         ({"axes": {"devices": 2}}, ["devices"]),
         ({"axes": {"callbacks": {"class_path": "EMAWeightAveraging", "init_args": {"dekay": 0.99}}}}, ["dekay"]),
-        ({"axes": {"lr": [0.1, float("nan")]}}, ["lr", "nan"]),
-        ({"axes": {"accumulate_grad_batches": 0}}, ["accumulate_grad_batches", "0"]),
         ({"axes": {"size": [{"dim": 16}, {"width": 3}]}}, ["width"]),
         ({"axes": {"dim": 16, "size": [{"dim": 16}]}}, ["dim", "two axes"]),
         ({"axes": {"task": ["reverse", "sort"]}}, ["task"]),
