@@ -10,14 +10,14 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import yaml
 
@@ -34,7 +34,6 @@ IGNORED_WARNINGS = (
     "missing from font",  # the picture shows a box in place of the character
     "sync_dist=True",  # the means are synchronised before they are logged
 )
-Choice = TypeVar("Choice")
 
 
 class UserError(ValueError):
@@ -58,11 +57,10 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}: {hint}choose from {', '.join(names)}")
 
 
-def choose(kind: str, name: str, known: Mapping[str, Choice]) -> Choice:
-    """Return `known[name]`; raise UserError if `known` has no such name."""
+def require_choice(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise UserError if `name` is not in `known`."""
     if name not in known:
         raise unknown(kind, name, known)
-    return known[name]
 
 
 def require_positive(**numbers: float) -> None:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from kvt.attention import Attention, AttentionFactory, KVCache
 from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
-from kvt.system import UserError, choose, require_positive
+from kvt.system import UserError, require_choice, require_positive
 
 MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a given width, such as an `AttentionFactory`
 
@@ -94,8 +94,8 @@ class BlockStyle:
     expansion: Expansion = 4
 
     def __post_init__(self) -> None:
-        choose("norm", self.norm, NORMS)
-        choose("activation", self.activation, ACTIVATIONS)
+        require_choice("norm", self.norm, NORMS)
+        require_choice("activation", self.activation, ACTIVATIONS)
         if not 0 <= self.expansion < inf:
             raise UserError(f"expansion={self.expansion} must be 0 or more")
 

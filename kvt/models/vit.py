@@ -7,7 +7,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from kvt.models.blocks import BlockStyle, Encoder, EncoderBlock, MakeAttention, factory_of
-from kvt.system import UserError, choose, require_positive, require_probability
+from kvt.system import UserError, require_choice, require_positive, require_probability
 
 STYLE = BlockStyle("pre", "gelu", 1)
 Pool = Callable[[Encoder, Tensor], Tensor]
@@ -61,7 +61,8 @@ class ViT(nn.Module):
         super().__init__()
         require_positive(dim=dim)
         require_probability(dropout=dropout)
-        self.patch, self.pool = patch, choose("pool", pool, POOLS)
+        require_choice("pool", pool, POOLS)
+        self.patch, self.pool = patch, POOLS[pool]
         tokens = count_tokens(height, width, patch)
         make_attention = factory_of(attention, heads, tokens)
         self.embed = nn.Linear(channels * patch**2, dim)

@@ -29,7 +29,7 @@ from kvt.data.order import derive_seed
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, read_features, read_tensors
 from kvt.models import SetScorer
 from kvt.models.blocks import Expansion
-from kvt.system import UserError, choose, require_probability, sha256_of, user_path
+from kvt.system import UserError, require_choice, require_probability, sha256_of, user_path
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
@@ -62,7 +62,7 @@ class BackboneFeatures:
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
-        choose("backbone", backbone, dict.fromkeys(BACKBONES))
+        require_choice("backbone", backbone, BACKBONES)
         if "test" not in images.splits:
             raise UserError(f"{images.name} has no test split: sets of images need train/<class>/ and test/<class>/")
         self.images, self.backbone, self.weights = images, backbone, weights
@@ -239,7 +239,7 @@ class SetAnomalies(TaskData):
         super().__init__(batch_size, seed, data_dir)
         if set_size < 3:
             raise UserError(f"set_size={set_size} must be at least 3: with two images, either may be the anomaly")
-        choose("anomaly_position", anomaly_position, dict.fromkeys(("random", "last")))
+        require_choice("anomaly_position", anomaly_position, ("random", "last"))
         if not 0 < val_size < 1:
             raise UserError(f"val_size={val_size} must be above 0 and below 1: the value is a fraction of each class")
         self.set_size, self.last, self.val_size = set_size, anomaly_position == "last", val_size

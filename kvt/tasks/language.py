@@ -51,7 +51,7 @@ from kvt.models.embedding import make_embedding
 from kvt.models.generation import sample
 from kvt.models.init import gpt2
 from kvt.models.losses import Predictions
-from kvt.system import UserError, choose, printable, require_positive, say, user_path, write_atomically
+from kvt.system import UserError, printable, require_choice, require_positive, say, user_path, write_atomically
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -356,8 +356,8 @@ class TextTokens(TextData):
         require_positive(length=length, vocab_size=vocab_size)
         if not 0 < val_size <= 1:
             raise UserError(f"val_size={val_size} must be above 0, and at most 1")
-        choose("loss_on", loss_on, dict.fromkeys(("real", "all")))
-        choose("objective", objective, dict.fromkeys(("causal", "masked")))
+        require_choice("loss_on", loss_on, ("real", "all"))
+        require_choice("objective", objective, ("causal", "masked"))
         self.length, self.loss_on, self.objective, self.val_size = length, loss_on, objective, val_size
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         if text is None and pattern == "*":
@@ -662,7 +662,8 @@ class LanguageModelTask(LanguageTask):
         recompute: bool = False,
         **kwargs: Any,
     ) -> None:
-        width, layers, number = choose("size", size, SIZES)
+        require_choice("size", size, SIZES)
+        width, layers, number = SIZES[size]
         sizes: dict[str, Any] = {"dim": dim or width, "depth": depth or layers, "heads": heads or number}
         given: dict[str, Any] = {"dropout": dropout, "warmup": warmup, "schedule": schedule}
         super().__init__(pos_dim=pos_dim, activation=activation, **sizes, **given, **kwargs)

@@ -22,7 +22,7 @@ from kvt.data.order import derive_seed
 from kvt.data.splits import draw_apart
 from kvt.models import ListTagger
 from kvt.models.blocks import Expansion
-from kvt.system import UserError, choose, require_positive, require_probability
+from kvt.system import UserError, require_choice, require_positive, require_probability
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
@@ -86,7 +86,7 @@ class DigitLists(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        choose("task", task, TASKS)
+        require_choice("task", task, TASKS)
         require_positive(length=length, cycle=cycle, train_size=train_size, val_size=val_size, test_size=test_size)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         if length < log10(sum(self.sizes.values())):

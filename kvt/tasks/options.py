@@ -10,7 +10,7 @@ from torch import nn
 from kvt.attention import ATTENTION, FORMULAS, AttentionFactory, AttentionSettings
 from kvt.models.blocks import ACTIVATIONS, BlockStyle, Expansion
 from kvt.models.embedding import attention_settings
-from kvt.system import UserError, arguments, choose
+from kvt.system import UserError, arguments, require_choice
 from kvt.tasks.base import Spec, Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
 
@@ -104,7 +104,7 @@ class BlockTask(Task):
         def count(**settings: Any) -> int:
             return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
-        choose("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
+        require_choice("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
         whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except by the attention `match`
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)

@@ -29,7 +29,7 @@ from kvt.models.blocks import Expansion
 from kvt.models.causal_lm import CausalLM
 from kvt.models.embedding import make_embedding
 from kvt.models.losses import Predictions
-from kvt.system import UserError, choose, require_positive, require_probability
+from kvt.system import UserError, require_choice, require_positive, require_probability
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.causality import require_causal
 from kvt.tasks.datamodule import TaskData
@@ -219,8 +219,8 @@ class Recall(TaskData):
         data_dir: str | None = None,
     ) -> None:
         super().__init__(batch_size, seed, data_dir)
-        choose("task", task, TASKS)
-        choose("filler", filler, dict.fromkeys(("zero", "random")))
+        require_choice("task", task, TASKS)
+        require_choice("filler", filler, ("zero", "random"))
         require_positive(vocab=vocab, length=length, pairs=pairs)
         require_positive(train_size=train_size, val_size=val_size, test_size=test_size)
         self.task_name, self.vocab, self.length, self.pairs, self.filler = task, vocab, length, pairs, filler
