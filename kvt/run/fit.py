@@ -78,12 +78,14 @@ def train(
         resume: whether to continue from last.ckpt in the folder; the result is the same as without the stop.
         test: whether to test the best checkpoint if the data have a test split.
         callbacks: further Lightning callbacks.
-        quiet: whether to leave out the pictures and the line that names the folder.
+        quiet: whether to leave out the pictures and the line that names the folder, for a worker of a study, whose log
+            has the messages of Lightning.
 
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
     """
-    silence_libraries()
+    if not quiet:
+        silence_libraries()
     cli = config if isinstance(config, KvtCLI) else KvtCLI(config.as_dict())
     started, task, data, settings = datetime.now(UTC), cli.model, cli.datamodule, cli.run_config.trainer
     is_first = getattr(rank_zero_only, "rank", 0) == 0  # whether this is the first of the run's processes
