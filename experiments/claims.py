@@ -38,7 +38,8 @@ PAGES = (
     *(f"docs/{name}.md" for name in ("findings", "claims", "symmetry", "sharing", "recall", "lacks", "reliability")),
 )
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step"}
-UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU"}  # by the name of a metric
+UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU", "real_ppl": "per cent"}
+"""A dict that maps the name of a metric to the unit of differences."""
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested yet"
@@ -92,17 +93,8 @@ def write_tables(page: str) -> str:
 def judge_all() -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, Evidence]]]:
     """Return the content of claims.yaml, and each claim by name with its evidence."""
     content = parse_yaml(CLAIMS.read_bytes(), CLAIMS.name)
-    return content, {name: (claim, judge(claim, open_record)) for name, claim in numbered(content).items()}
-
-
-def numbered(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the claims by name: the paper's are P1, P2, …, and ours O1, O2, …; each has its table."""
-    named = {
-        f"{letter}{n}": claim
-        for letter, whose in (("P", "paper"), ("O", "ours"))
-        for n, claim in enumerate(content[whose], 1)
-    }
-    return {name: {"table": "paper" if name[0] == "P" else "ours", **claim} for name, claim in named.items()}
+    named = {name: {"table": whose, **claim} for whose in ("paper", "ours") for name, claim in content[whose].items()}
+    return content, {name: (claim, judge(claim, open_record)) for name, claim in named.items()}
 
 
 # ---- the first table ----
@@ -289,7 +281,8 @@ def compared(
         texts.append(f"{place}: {'; '.join(_told(line, kind) for line in lines)}")
         found += lines
     less = ", less is better" * (kind.better == "less")
-    unit = f" ({UNITS[kind.name]}{less})" if kind.name in UNITS else ""
+    counts = all(np.isfinite(line.solved) for line in found)  # numbers of solved runs have no unit
+    unit = f" ({UNITS[kind.name]}{less})" if kind.name in UNITS and not counts else ""
     return Evidence(". ".join(texts) + unit, _verdict(found, kind, claimed))
 
 

@@ -456,7 +456,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
 
 
 def _make(read: Any, root: Path, reports: bool = False, from_: Sequence[str] = (), **how: Any) -> int:
-    """Train the runs, write reports, and print the findings; return the number of failed runs."""
+    """Train the runs, write their `reports`, and print the verdicts; return the number of failed runs."""
     from kvt.reports.sections import verdicts
     from kvt.study.outcomes import read_outcomes
     from kvt.study.records import find_outcomes
@@ -561,7 +561,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Return the values of `RUN_FLAGS`, with `resume` as a path, and the remaining words of the command line."""
+    """Return the flags that choose a task, a checkpoint or a run, and the other words of the command line."""
     parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")
@@ -598,13 +598,13 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError("kvt needs a command: see kvt --help")
     elif argv[0] in LIGHTNING:
         run_words(argv, description=LIGHTNING[argv[0]])
-    elif argv[-1] in ("-h", "--help", "--version"):
+    elif argv[0] in ("-h", "--help", "--version"):
         parser = system.OneLineParser("kvt", "kvt <command> [flags]", "Train and use models of any attention.", EPILOG)
         parser.add_argument("--version", action="version", version=f"kvt {__version__}")
         commands = parser.add_argument_group("commands; kvt <command> --help shows the flags of a command")
         for name, text in (LIGHTNING | {name: text for name, (_, text) in COMMANDS.items()}).items():
             commands.add_argument(name, help=text)
-        parser.parse_args(argv[-1:])
+        parser.parse_args(argv[:1])
     else:
         raise unknown("command", argv[0], [*LIGHTNING, *COMMANDS])
 

@@ -1,4 +1,4 @@
-"""Sets options of the CPU for speed, and describes hardware and package versions for result.json."""
+"""Tunes torch and malloc for this machine, and describes hardware, packages and commit for result.json."""
 
 import ctypes
 import os

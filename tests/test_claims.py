@@ -229,7 +229,7 @@ def test_the_first_table_answers_as_the_readme_says():
 def test_the_claims_of_the_page_are_those_that_grids_list():
     """They are the families of Holm's correction, and have a verdict in reports."""
     pages, grids = set(), set()
-    for claim in chain.from_iterable(yaml.safe_load(CLAIMS.read_text())[whose] for whose in ("paper", "ours")):
+    for claim in chain.from_iterable(yaml.safe_load(CLAIMS.read_text())[whose].values() for whose in ("paper", "ours")):
         if asked := claim.get("compared"):
             columns = [asked["column"]] if isinstance(asked["column"], str) else asked["column"]
             pages |= {(asked["record"], asked["metric"], place, *pair) for place in columns for pair in asked["pairs"]}
@@ -243,7 +243,11 @@ def test_the_claims_of_the_page_are_those_that_grids_list():
 
 def test_the_named_tests_exist():
     claims = yaml.safe_load(CLAIMS.read_text())
-    named = [test for claim in claims["paper"] + claims["ours"] for test in claim.get("tested", {}).get("by", [])]
+    named = [
+        test
+        for claim in [*claims["paper"].values(), *claims["ours"].values()]
+        for test in claim.get("tested", {}).get("by", [])
+    ]
     assert named
     for test in named:
         path, _, name = test.partition("::")

@@ -19,7 +19,7 @@ from kvt.attention.kernels import (
 )
 from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
-from kvt.system import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_choice, require_positive, require_probability
 
 ATTENTION: dict[str, type["Attention"]] = {}  # maps short names, the values of `--attn`, to classes
 
@@ -85,8 +85,7 @@ class Attention(nn.Module):
                 divisors = ", ".join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)
                 raise UserError(f"{name}={number} must divide {whole}={size}: choose {name} from {divisors}")
         require_probability(dropout=dropout)
-        if score not in SCORES:
-            raise unknown("score", score, SCORES)
+        require_choice("score", score, SCORES)
         if not (attend_self or self.has_logits):
             raise UserError(f"attend_self=False: {type(self).__name__} has no logits: leave attend_self at True")
         self.dim, self.heads, self.kv_heads, self.head_dim, self.dropout = dim, heads, kv_heads, dim // heads, dropout

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kvt.attention.base import Attention
 from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import map_sinusoids
-from kvt.system import UserError, require_positive, unknown
+from kvt.system import UserError, require_choice, require_positive
 
 
 class SinusoidalMap(nn.Module):
@@ -79,8 +79,7 @@ class MapPosition(Attention):
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, heads, **kwargs)
-        if pos not in MAPS:
-            raise unknown("pos", pos, MAPS)
+        require_choice("pos", pos, MAPS)
         require_positive(max_len=max_len, pos_dim=pos_dim)
         self.max_len, self.pos_dim = max_len, pos_dim
         self.positions = MAPS[pos](max_len, pos_dim)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from kvt.data.files import ELSEWHERE, available, once, state_of
 from kvt.data.hub import base_name, is_hub, list_images
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
-from kvt.system import UserError, require_positive, unknown
+from kvt.system import UserError, require_choice, require_positive
 
 # PIL detects formats by content, and would start Ghostscript for PostScript files
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
@@ -222,8 +222,7 @@ def open_images(
     if root is not None:
         name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))
         return DecodedImages(root, name, data_dir, image_size)
-    if dataset not in sets:
-        raise unknown("data set", dataset, sets)
+    require_choice("data set", dataset, sets)
     if os.path.isdir(data_dir / dataset / "train"):
         return DecodedImages(data_dir / dataset, dataset, data_dir, image_size)
     if image_size is not None:

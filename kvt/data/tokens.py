@@ -270,7 +270,7 @@ class TokenFile:
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
-    """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` within the text."""
+    """Return the positions where documents begin, int64 (D,): 0, and those after each `end` but the last token."""
     return torch.cat([torch.zeros(1, dtype=torch.long), (tokens[:-1] == end).nonzero().squeeze(1) + 1])
 
 

@@ -11,7 +11,7 @@ from kvt.attention.factory import find_attention
 from kvt.attention.kernels import Dropout
 from kvt.attention.positions import sinusoid
 from kvt.attention.shared_keys import NormedSharedKV
-from kvt.system import UserError, require_positive, require_probability, unknown
+from kvt.system import UserError, require_choice, require_positive, require_probability
 
 
 class Embedding(nn.Module):
@@ -92,6 +92,5 @@ def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | Non
 
 def make_embedding(positions: str, vocab_size: int, dim: int, max_len: int, **settings: Any) -> Embedding:
     """Return the embedding named `positions` in `POSITIONS`; `settings` are its further arguments."""
-    if positions not in POSITIONS:
-        raise unknown("positions", positions, POSITIONS)
+    require_choice("positions", positions, POSITIONS)
     return POSITIONS[positions](vocab_size, dim, max_len, **settings)

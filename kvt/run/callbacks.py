@@ -1,4 +1,4 @@
-"""The callbacks of a run: its history and its end, its checkpoints, and the lines that it prints."""
+"""Callbacks that keep the history of a run, save its checkpoints, end it and print its lines."""
 
 import os
 import signal
@@ -35,11 +35,13 @@ class RunCallback(L.Callback):
     * A checkpoint has the running means since the last log, the metrics that callbacks read, and the gradients that
       are accumulated. It has no state of random generators, because `Batches` seeds them before each batch.
     * The run ends with a validation, so that last.ckpt and the result cover the whole training.
-    * Ctrl-C or a signal of a cluster stops the run after the current step. The processes of a run exchange signals at
-      every log and after every validation, and stop after the same step. A second Ctrl-C ends the process at once.
+    * Ctrl-C or a signal of a cluster stops the run after the current step, or after the validation that follows this
+      step. `Last` then saves last.ckpt. The processes of a run tell each other of signals at every log and after every
+      validation, and stop after the same step. A second Ctrl-C ends the process at once.
 
     Args:
-        resumes: whether this process resumes a run. A resumed run ends if `EarlyStopping` had stopped the run before.
+        resumes: whether this process resumes a run. A resumed run ends if the run had been told to stop, for instance
+            by `EarlyStopping`.
     """
 
     def __init__(self, resumes: bool = False) -> None:
@@ -49,7 +51,7 @@ class RunCallback(L.Callback):
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
         self.count = 0  # units of the task, such as tokens, that all processes have read
-        self.signal = 0  # the first signal that the run received
+        self.received = 0  # the first signal that the run received
         self._read: int | Tensor = 0  # units that this process has read since the last log; on the device
         self._since: float | None = None  # None while the clock is stopped
         self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
@@ -126,7 +128,7 @@ class RunCallback(L.Callback):
             self._step = {}
             pl_module.log("train/seconds", self.seconds)
             pl_module.log(f"train/{pl_module.unit}_per_second", self.rate, prog_bar=True)
-        may_stop = self.signal if trainer.world_size == 1 else logs
+        may_stop = self.received if trainer.world_size == 1 else logs
         if may_stop and not self._may_validate(trainer, batch_idx):
             self._stop_if_asked(trainer)
 
@@ -182,17 +184,17 @@ class RunCallback(L.Callback):
 
     def _on_signal(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process, even while it waits for others
-        if not self.signal:
-            self.signal = number
+        if not self.received:
+            self.received = number
             say("\nstopping after this step; press Ctrl-C again to stop at once")
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        agreed = self.signal
+        agreed = self.received
         if trainer.world_size > 1:  # a signal during `reduce` must stop all processes, or none
-            mine = torch.tensor(self.signal, device=trainer.strategy.root_device)
+            mine = torch.tensor(self.received, device=trainer.strategy.root_device)
             agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if agreed and not trainer.received_sigterm:
-            self.signal = agreed
+            self.received = agreed
             self._stop_trainer(signal.SIGTERM, None)
 
 
@@ -212,7 +214,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Best(ModelCheckpoint):
     """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    Lightning reads `state_key` about ten times a step, and makes a new text each time.
+    `state_key` is constant: Lightning reads it about ten times a step, and would make a new text each time.
     """
 
     state_key = "best"
@@ -237,7 +239,7 @@ class Last(ModelCheckpoint):
     state_key = "last"
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing, because last.ckpt has the same path in every run."""
+        """Restore nothing: the state has only paths of an earlier last.ckpt."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Save if a signal has stopped the run between two steps; other exceptions may leave a step incomplete."""

@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.config import BUILT, GROUPS, OTHERS, Config, RunConfig
+from kvt.run.config import BUILT, GROUPS, ORDER, OTHERS, Config, RunConfig
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import OneLineParser, UserError, arguments, require_positive
 from kvt.tasks.datamodule import classes_of
@@ -159,7 +159,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
     if re.search("spawn|fork|notebook|ModelParallel|sharded|fsdp|deepspeed", str(trainer["strategy"]), re.IGNORECASE):
         needs = "each process must run the script and hold the whole model"
         raise UserError(f"--strategy {trainer['strategy']}: {needs}: choose ddp")
-    return parsed, {name: content[name] for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
+    return parsed, {name: content[name] for name in ORDER}
 
 
 def by_section(parsed: Namespace) -> Config:
@@ -191,7 +191,7 @@ def default_settings(classes: Mapping[str, Any]) -> Config:
     return by_section(_known_parser(**classes).get_defaults())
 
 
-def parse_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """Return settings by section, with values of their declared types. `settings` has the names of flags, such as lr.
 
     Raises UserError for an unknown name, and for a value of another type.

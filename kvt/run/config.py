@@ -25,6 +25,8 @@ PARTS = (*BUILT, "optimizer")
 """The sections that name a class. A run may lack the section "optimizer"."""
 OTHERS = ("seed_everything", "compile", "threads", "optimizer", "ckpt_path")
 """The settings and sections of a configuration that `GROUPS` lacks."""
+ORDER = ("seed_everything", "compile", "threads", "optimizer", "trainer", *BUILT, "ckpt_path")
+"""The settings and sections in the order of config.yaml."""
 TRAINER = {
     **{"trainer.accelerator": "auto", "trainer.precision": None, "trainer.callbacks": None},
     **{"trainer.max_epochs": None, "trainer.min_epochs": None, "trainer.max_steps": -1, "trainer.min_steps": None},
@@ -35,15 +37,15 @@ TRAINER = {
     **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
 """Defaults of Trainer settings that may change a result. Other settings concern processes, output and folders."""
-NOT_COMPARED = ("model.spec", "data.seed", "data.data_dir")
-"""The settings that `RunConfig.flat` leaves out, because the data, the run's seed or the machine sets them."""
+NOT_COMPARED = ("data.data_dir",)
+"""The settings that `RunConfig.flat` leaves out, because they depend on the machine."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has the settings by name. `name` is a hash of the settings that differ from their defaults.
+    `flat` has the settings that may change the result, by name. `name` is a hash of those that differ from defaults.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -163,9 +165,9 @@ class RunConfig:
         Raises:
             UserError: a setting does not exist, or has a value of the wrong type.
         """
-        from kvt.run.cli import parse_settings
+        from kvt.run.cli import typed_settings
 
-        return self.merged(parse_settings(self.classes, settings))
+        return self.merged(typed_settings(self.classes, settings))
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
         """Return a copy in which the settings in `sections`, by section, replace the settings of `self`."""
@@ -185,7 +187,7 @@ class RunConfig:
 
     def as_dict(self) -> Config:
         """Return the content of config.yaml."""
-        return {name: deepcopy(getattr(self, name)) for name in (*OTHERS[:-1], "trainer", *BUILT, "ckpt_path")}
+        return {name: deepcopy(getattr(self, name)) for name in ORDER}
 
 
 @cache  # a study reads many runs of the same classes

@@ -55,7 +55,7 @@ class Result:
     checkpoint: Path | None = None
 
     def __repr__(self) -> str:
-        """Return the table that `kvt fit` prints."""
+        """Return metrics and folder as a table."""
         return table(self.metrics | ({} if self.folder is None else {"run": os.path.relpath(self.folder)}))
 
 
@@ -121,7 +121,7 @@ def train(
                 leftover.unlink()
             if not (path / "config.yaml").exists():
                 with atomically(path / "config.yaml") as part:
-                    part.write_text(yaml.safe_dump(cli.content, sort_keys=False))
+                    part.write_text(yaml.safe_dump(cli.content, sort_keys=False), encoding="utf-8")
             run.folder = path
             if not quiet:
                 resumed = f", resumed after step {max(steps, 0)}" if resume else ""
@@ -131,16 +131,17 @@ def train(
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
             trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
+            # a resumed run may have ended its training, and still needs its result
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
-            if run.signal:
+            if run.received:  # it came in the last step: the resumed run makes the result
                 raise SIGTERMException
             return _result(cli, trainer, run, best, started, test)
         except SIGTERMException:
             remedy = f"resume with --resume {quote(os.path.relpath(path))}" if best else "nothing was saved"
             say(f"stopped at step {trainer.global_step}: {remedy}")
-            sys.exit(128 + (run.signal or signal.SIGTERM))
+            sys.exit(128 + (run.received or signal.SIGTERM))
         finally:
             torch.set_num_threads(threads)
 
@@ -219,7 +220,7 @@ def make_trainer(
         cli: the parsed settings.
         callbacks: the callbacks after those of the configuration.
         root: the Trainer's `default_root_dir`.
-        folder: the run's folder, lightning_logs/<task>/<attn>/version_N, for the loggers; None: no loggers.
+        folder: the run's folder, into which the loggers write; None: no loggers.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
             the run logged before. None: the run is new.
         changes: settings that replace those of the configuration.

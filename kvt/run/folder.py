@@ -1,4 +1,4 @@
-"""The folder of a run, lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
+"""The folder of a run, such as lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
 
 import shutil
 from contextlib import nullcontext
@@ -41,6 +41,6 @@ def is_in_use(folder: Path) -> bool:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """Return the folder of the run that contains a checkpoint. None if no run contains the checkpoint."""
+    """Return the folder RUN of a checkpoint RUN/checkpoints/FILE; None if RUN has no config.yaml."""
     folder = Path(checkpoint).resolve().parent.parent
     return folder if (folder / "config.yaml").is_file() else None

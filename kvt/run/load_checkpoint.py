@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
-from safetensors.torch import load as load_weights
+from safetensors.torch import load as read_safetensors
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
@@ -79,10 +79,10 @@ class Checkpoint:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run, with those settings of the Trainer that may change the result.
+        """The configuration of the run, with the Trainer settings that may change the result, except the accelerator.
 
-        The user must name callbacks, and an optimiser that is not one of torch.optim, again, because kvt imports no
-        class that a file names.
+        It lacks callbacks, and an optimiser from outside torch.optim. The user names them again, because kvt imports
+        no class that a file names.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
         read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}
@@ -213,7 +213,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _read_folder(path: Path) -> dict[str, Any]:
     settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    stored = load_weights((path / MODEL).read_bytes())
+    stored = read_safetensors((path / MODEL).read_bytes())
     tied = {name: stored[other] for name, other in settings["tied"].items()}
     return {"epoch": 0, "global_step": 0, **settings, "state_dict": stored | tied}
 

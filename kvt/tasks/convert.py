@@ -6,7 +6,7 @@ from typing import Any
 from kvt.attention import Attention
 from kvt.attention.convert import FROM, HOW, TO, convert_layer
 from kvt.attention.factory import find_attention, keyword_arguments
-from kvt.system import UserError, unknown
+from kvt.system import UserError, require_choice
 from kvt.tasks.base import Task
 
 
@@ -19,9 +19,8 @@ def convert_task(source: Task, attn: str, how: str, attn_kwargs: Mapping[str, An
         how: how projections are merged, one of `HOW`.
         attn_kwargs: arguments of the new attention. Other arguments keep their values.
     """
-    for flag, name, choice in (("--attn", attn, TO), ("--how", how, HOW), ("the run's attention:", source.attn, FROM)):
-        if name not in choice:
-            raise unknown(flag, name, choice)
+    for flag, name, known in (("--attn", attn, TO), ("--how", how, HOW), ("the run's attention:", source.attn, FROM)):
+        require_choice(flag, name, known)
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **attn_kwargs} or None}

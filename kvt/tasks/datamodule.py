@@ -35,7 +35,7 @@ class TaskData(L.LightningDataModule, ABC):
     spec: dict[str, Any]  # plain values that the model needs, such as sizes and words; available before `setup`
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
-    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that are paths on this machine
+    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that find files on this machine
     measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that a trained model keeps for other data
     content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown

@@ -274,10 +274,10 @@ def spell(number: int) -> str:
 
 
 class HumanNumbers(TextData):
-    """Adjacent windows of numbers in words, and of the next words. Both are int64 (B, length).
+    """Adjacent windows of words, and the same windows one word later. Both are int64 (B, length).
 
-    The text is "one . two . three …" up to 9999. Training uses the first windows, and validation uses the rest. Words
-    at the end that do not fill a window are left out. There is no test split.
+    The text is "one . two . three …" up to 9999, without 8000. Training uses the first windows, and validation uses the
+    rest. Words at the end that do not fill a window are left out. There is no test split.
 
     Args:
         length: number of words in a window.

@@ -97,7 +97,7 @@ class BlockTask(Task):
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return an expansion that gives as many parameters as `match`, to within 0.5 %; raise UserError if none is."""
+        """Return the expansion with as many parameters as attention `match`, to within 0.5 %, or raise UserError."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR, OneCycleLR
 
-from kvt.system import UserError, require_positive, unknown
+from kvt.system import UserError, require_choice, require_positive
 
 Factor = Callable[[int], float]  # from the index of a training step to a factor of the learning rate
 
@@ -124,8 +124,7 @@ WARMUP = ("inverse_sqrt", "noam")
 def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> None:
     """Raise UserError if the task has no schedule of this name, or if the schedule does not allow this warm-up."""
     known = [name for name in SCHEDULES if hasattr(task, NEEDS.get(name, "lr"))]
-    if schedule not in known:
-        raise unknown("schedule", schedule, known)
+    require_choice("schedule", schedule, known)
     if schedule in WARMUP:
         require_positive(warmup=warmup)
     if warmup < 0:
