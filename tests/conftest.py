@@ -45,9 +45,16 @@ SMALL_LISTS = ["--train_size", "96", "--val_size", "20", "--test_size", "20", "-
 TINY = ["--dim", "16", "--depth", "1", "--heads", "2"]
 SMALL_RECALL = [*SMALL_LISTS, "--depth", "1", "--heads", "2", "--max_epochs", "2"]
 SMALL_IMAGES = ["--dim=16", "--depth=2", "--heads=2", "--max_epochs=2", "--batch_size=8", "--val_size=6"]
+
+
+def tasks_of(name: str) -> list[str]:
+    """Return the names of the configurations of a class of tasks."""
+    return [path.stem for path in sorted(CONFIGS.glob("*.yaml")) if f"kvt.tasks.{name}\n" in path.read_text()]
+
+
 SMALL = {
-    **dict.fromkeys(("reverse", "sort", "swap", "sub", "copy", "shift", "permute"), SMALL_LISTS),
-    **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), SMALL_IMAGES),
+    **dict.fromkeys(tasks_of("ListTask"), SMALL_LISTS),
+    **dict.fromkeys(tasks_of("ImageTask"), SMALL_IMAGES),
     "anomaly": [*TINY, "--batch_size", "32", "--max_epochs", "1"],
     "characters": [*TINY, "--length", "12", "--batch_size", "8", "--max_steps", "6", "--val_check_interval", "3"],
     "human_numbers": [*TINY, "--length", "512", "--max_epochs", "1"],

@@ -55,12 +55,12 @@ def permutation(length: int, cycle: int, seed: int) -> Tensor:
 
 
 class DigitLists(TaskData):
-    """Random lists of digits with target lists. A batch is (digits, targets), both int64 (B, length).
+    __doc__ = f"""Random lists of digits with target lists. A batch is (digits, targets), both int64 (B, length).
 
     A list may occur twice in a split, but never in two splits: a new list replaces a list of an earlier split.
 
     Args:
-        task: reverse, sort, swap, sub, copy, shift or permute. shift and permute move digit π(i) to position i.
+        task: {", ".join(TASKS)}. shift and permute move digit π(i) to position i.
         length: number of digits in a list; must be even for swap.
         by: for shift: π(i) = (i + by) mod length.
         cycle: for permute: π is a random permutation with cycles of this length. The seed determines π.
@@ -147,7 +147,8 @@ class ListTask(BlockTask, Classification):
         self.build(spec)
 
     def make_model(self, spec: Mapping[str, Any]) -> ListTagger:
-        return ListTagger(self.attention(spec["length"]), dim=self.options["dim"], **self.blocks, **spec)
+        sizes = {"vocab_size": spec["vocab_size"], "length": spec["length"], "dim": self.options["dim"]}
+        return ListTagger(self.attention(spec["length"]), **sizes, **self.blocks)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
         digits = [str(digit) for digit in inputs[0][0].tolist()]

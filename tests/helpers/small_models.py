@@ -54,7 +54,7 @@ def opinionated(model: Any, seed: int) -> Any:
     """Redraw every parameter, so large that maps and predictions are far from uniform."""
     torch.manual_seed(seed)
     for name, parameter in model.double().eval().named_parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim < 2:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         else:
             gain = 3 if name.startswith(("head", "generator")) else 2

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from kvt.attention import ATTENTION, AttentionFactory
 from kvt.attention.ordinary import is_plain
-from tests.helpers.small_tasks import LISTS, OTHERS, TASKS, small_batch
+from tests.helpers.small_tasks import OTHERS, TASKS, small_batch
 
 LENGTH, DIM, HEADS = 4, 8, 2
 OPTIONS = {
@@ -33,7 +33,7 @@ def attention(name: str) -> tuple[nn.Module, Loss]:
 
 
 def task(name: str) -> tuple[nn.Module, Loss]:
-    spec = LISTS if name == "ListTask" else OTHERS | {"source_vocab": WORDS, "target_vocab": WORDS}
+    spec = OTHERS | {"source_vocab": WORDS, "target_vocab": WORDS}
     made = TASKS[name](spec=spec, attn="kv+pos", dim=DIM, depth=1, heads=HEADS)
     x, y, *others = small_batch(name)
     symbols = {"ImageTask": 256, "ListTask": 10, "TranslationTask": len(WORDS)}.get(name, 2)

@@ -72,9 +72,9 @@ def test_order_is_that_of_the_runs_and_colours_are_those_of_the_names():
     assert sorted(one.is_dashed() for one in both) == [False, True]
 
 
-def test_no_name_has_a_dash_which_readers_take_for_a_minus():
+def test_names_and_colours_differ_and_no_name_has_a_dash_which_readers_take_for_a_minus():
     assert not [text for text in {label(name) for name in ATTENTION} if set(text) & set("-–—−")]
-    assert len({label(name) for name in ATTENTION}) == len(ATTENTION)
+    assert len({label(name) for name in ATTENTION}) == len({*COLOURS.values()}) == len(ATTENTION)
 
 
 def test_attentions_of_a_user_have_colours_of_their_own():

@@ -1,6 +1,7 @@
 """What users change of a task's model and training: a flag of every task that has the part."""
 
 import json
+import re
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from kvt.attention import ATTENTION
 from kvt.models.blocks import ACTIVATIONS, NORMS, FeedForward, Residual
 from kvt.system import UserError
 from kvt.tasks.schedules import NEEDS, NO_WARMUP, SCHEDULES
+from tests.conftest import REPOSITORY
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 from tests.run.test_overfit import small
 
@@ -36,6 +38,17 @@ def test_all_blocks_have_the_norm_activation_width_and_dropout_that_are_asked_fo
         assert kinds == ({(ACTIVATIONS[activation], 10)} if expansion else set())  # 1.3 · 8
         assert 0.3 in {module.p for module in those(task, nn.Dropout)}
         task.compute_metrics(small_batch(name))["loss"].backward()
+
+
+def test_the_guide_has_the_defaults_of_every_task():
+    lines = (REPOSITORY / "docs/guides/model.md").read_text().splitlines()
+    rows = (re.split(r"`? \| `?", line.strip("| `")) for line in lines if line.startswith(("| flag", "| `--")))
+    (_, *names), *rows = rows
+    assert {*names} == {*TASKS}
+    tasks = [small_task(name).hparams for name in names]
+    for flag, *told in rows:
+        defaults = [str(task.get(flag.removeprefix("--"), "–")) for task in tasks]
+        assert [text.split()[0] for text in told] == defaults, flag  # of "0 in mqar, else 4" the 0
 
 
 def rates(task, steps: int) -> list[float]:

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.testing import assert_close
 
 import kvt
-from kvt.attention import ATTENTION, asymmetry, row_entropy
+from kvt.attention import asymmetry, row_entropy
 from kvt.commands import main
 from kvt.run.load_checkpoint import Checkpoint, load
 from kvt.system import UserError
@@ -42,7 +42,7 @@ def test_entropy_counts_the_tokens_that_share_a_row(m, certain):
     assert_close(row_entropy(torch.cat([uniform, one], 1)).item(), (1 - certain / 10) * log(m))
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "identity"])
+@pytest.mark.parametrize("name", ["qkv", "qkv+pos", "x-kv", "q-kv", "mla", "kv", "kv+pos", "kv+phase", "k", "k+pos"])
 def test_scores_are_symmetric_if_keys_are_queries_and_there_are_no_positions(name):
     case = Case(heads=4, group=1, head_dim=4, batch=2, length=6, seed=0)
     found = asymmetry(case.layer(name).scores(case.input()))
