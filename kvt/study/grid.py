@@ -13,17 +13,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from kvt.attention.factory import find_attention, parse_attention
 from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, in_short
 from kvt.run.folder import BEST
-from kvt.system import (
-    CONFIGS,
-    GRIDS,
-    UserError,
-    find_yaml,
-    parse_settings,
-    parse_yaml,
-    require_choice,
-    unknown,
-    yaml_names,
-)
+from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
@@ -301,7 +291,8 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
         file = replace(GridFile.parse(parse_yaml(path.read_bytes(), "the grid")), set=parse_settings(changes, "--set"))
         if scale is None:
             scale = "laptop" if "laptop" in file.scales else next(iter(file.scales))
-        require_choice("--scale", scale, file.scales)
+        if scale not in file.scales:
+            raise unknown("--scale", scale, file.scales)
         at = {each: _runs_of(path, file, each) for each in file.scales}
         of_all_scales = tuple(run for runs in at.values() for run in runs)
         scale_diff = _scale_diff(at[scale], at[FULL]) if FULL in at else {}
