@@ -58,6 +58,7 @@ print(result)
 """
 
 
+@pytest.mark.slow
 def test_training_says_no_more_than_the_command(in_tmp_dir):
     ended = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("task ")

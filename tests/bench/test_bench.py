@@ -140,6 +140,7 @@ def bench(in_tmp_dir, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_every_attention_at_every_size(bench, in_tmp_dir):
     rows, printed = bench(*QUICK, "--attn", *ATTENTION, LITERAL, "--plot")
     names = [*ATTENTION, LITERAL]

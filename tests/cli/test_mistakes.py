@@ -13,7 +13,7 @@ import yaml
 from filelock import FileLock
 
 from kvt.commands import main
-from tests.conftest import QUIET, REPOSITORY
+from tests.conftest import QUIET, REPOSITORY, slow
 from tests.study.test_command import TINY
 
 OWN = """
@@ -259,8 +259,10 @@ def test_mistakes(prepare, monkeypatch, capfd, words, named):
     ("words", "named"),
     [
         ("-m kvt trian", "trian"),
-        ("-m kvt run reverse --lr fast", "fast"),
-        (f"{REPOSITORY}/experiments/synthetic.py --task revers", "revers"),
+        *slow(
+            ("-m kvt run reverse --lr fast", "fast"),
+            (f"{REPOSITORY}/experiments/synthetic.py --task revers", "revers"),
+        ),
     ],
 )
 def test_mistakes_in_a_process_of_their_own(prepare, words, named):

@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY, slow
 RECORDS = sorted(path.parent for path in (REPOSITORY / "docs" / "results").glob("*/record.yaml"))
 
 
-LARGE = [folder for folder in RECORDS if (folder / "results.csv").read_bytes().count(b"\n") > 200]
+LARGE = [folder for folder in RECORDS if (folder / "results.csv").read_bytes().count(b"\n") > 20]
 
 
 @pytest.fixture(

@@ -19,7 +19,7 @@ import torch
 
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.tasks import Task
-from tests.conftest import QUIET, SMALL
+from tests.conftest import QUIET, SMALL, slow
 from tests.data.helpers import cut
 from tests.helpers.commands import command
 
@@ -191,7 +191,7 @@ KNOWN = {
 """A place in the configuration that a checkpoint carries, and a payload."""
 
 
-@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("known", [*[*KNOWN][:2], *slow(*[*KNOWN][2:])])
 def test_payloads_that_lightnings_own_parser_would_run(trained, harmless, known):
     """Neither when a command reads them, nor from the configuration of a run that is trained on."""
     for name in ("validate", "fit", "maps"):

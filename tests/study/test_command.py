@@ -116,6 +116,7 @@ def test_a_table_without_runs_is_told(in_tmp_dir, capsys):
     assert capsys.readouterr().out.startswith("table1 has no runs")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_callback_is_the_run_that_its_grid_asks_for(in_tmp_dir, says):
     callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 7}}
     sizes = {"dim": 8, "depth": 1, "train_size": 32, "val_size": 16, "test_size": 16, "batch_size": 16, "max_epochs": 1}

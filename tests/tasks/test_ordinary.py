@@ -26,7 +26,7 @@ CALLBACKS = {
 }
 QUIET = {"accelerator": "cpu", "enable_model_summary": False}
 LIMITS = {"limit_train_batches": 2, "limit_val_batches": 2, "limit_test_batches": 1, "limit_predict_batches": 1}
-FAST = [*zip(CALLBACKS, TASKS, strict=False)]
+FAST = [pair for pair in zip(CALLBACKS, TASKS, strict=False) if pair[0] != "BatchSizeFinder"]
 LACKS = ("BatchSizeFinder", "RecallTask")  # Lightning refuses several test data loaders
 REST = [pair for pair in product(CALLBACKS, TASKS) if pair not in (*FAST, LACKS)]
 
