@@ -38,6 +38,7 @@ def write(**changes) -> None:
     Path("figure3.yaml").write_text(yaml.safe_dump(content | changes))
 
 
+@pytest.mark.slow
 def test_any_tasks_and_attentions_have_maps(in_tmp_dir, monkeypatch):
     """Also an attention of one's own: the grid names it. Of several runs it is the first."""
     Path("mine.py").write_text("from kvt.attention import KV\nclass Mine(KV): pass\n")

@@ -585,6 +585,7 @@ def test_curves_are_those_that_the_grid_asks_for(study, tmp_path):
     assert not pictures & {"val-loss", "val-acc"}, "of the second there is nothing to draw"
 
 
+@pytest.mark.slow
 def test_for_a_paper_there_are_pictures_as_pdf(study, written, tmp_path):
     path, _, root = study
     words = ["--folder", str(root), "--out", str(tmp_path), "--format", "pdf"]

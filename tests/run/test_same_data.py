@@ -75,7 +75,7 @@ def change_sentences(folder):
 
 @pytest.mark.parametrize(
     ("write", "change"),
-    [(images, change_images), (text, change_text), (sentences, change_sentences), *slow((features, change_features))],
+    [(images, change_images), (text, change_text), *slow((sentences, change_sentences), (features, change_features))],
 )
 def test_data_may_move_but_not_change(experiment, mistake, in_tmp_dir, capsys, write, change):
     (config, *flags), place = write(here := in_tmp_dir / "here")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvt.reports.report import write_report
@@ -165,6 +165,7 @@ def tiny(tmp_path_factory):
     return read_grid(path)
 
 
+@settings(max_examples=20)
 @given(st.text(max_size=20), st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), max_size=9))
 def test_texts_come_back_as_they_were(tiny, tmp_path_factory, text, name):
     grid, folder = tiny, tmp_path_factory.mktemp("texts")
