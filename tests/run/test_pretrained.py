@@ -99,7 +99,7 @@ def test_a_damaged_folder_is_refused_in_one_line(in_tmp_dir, spoil):
 
 
 def test_a_folder_or_a_plain_checkpoint_is_measured_with_the_configuration_of_its_data(in_tmp_dir):
-    task = small_task("ListTask", attn="kv", attn_kwargs={"attend_self": False})
+    task = ListTask(LISTS, attn_kwargs={"attend_self": False}, dim=8, depth=1, heads=2)
     task.save_pretrained("house")
     words = [*SMALL_LISTS, "--config=reverse", "--length=4", "--dim=8", "--depth=1", "--heads=2", *QUIET]
     said = command("validate", "--ckpt_path", "house", *words, "--attn_kwargs.attend_self=false")
