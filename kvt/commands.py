@@ -550,7 +550,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
         if path := getattr(fit, command)(cli):
             tell(f"predictions in {printable(os.path.relpath(path))}")
         return
-    changed = [bare(name) for name, *_ in cli.run_config.differences(RunConfig(**config))] if resumed else []
+    changed = [bare(name) for name, *_ in RunConfig(**cli.content).differences(RunConfig(**config))] if resumed else []
     if changed := [name for name in changed if name not in cli.datamodule.path_settings]:
         raise UserError(f"--resume {resumed}: a resumed run keeps its settings: drop --{changed[0]}")
     result = fit.train(cli, resumed, resume=resumed is not None, test=command == "run")

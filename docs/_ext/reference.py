@@ -17,7 +17,8 @@ from sphinx.environment import BuildEnvironment
 
 from kvt.commands import COMMANDS, LIGHTNING, RUN_FLAGS, command_parser, experiment
 from kvt.run.cli import HELP, settings_parser
-from kvt.run.config import BUILT, RunConfig
+from kvt.run.config import RunConfig
+from kvt.run.sections import BUILT
 from kvt.system import CONFIGS, yaml_names
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

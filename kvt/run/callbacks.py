@@ -119,8 +119,8 @@ class RunCallback(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._read += pl_module.num_read(batch)
         is_last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-        if is_last or trainer.should_stop or trainer.global_step == trainer.max_steps:
-            self._end(trainer)
+        if (at_limit := trainer.global_step == trainer.max_steps) or is_last or trainer.should_stop:
+            self._end(trainer, at_once=at_limit)
         if logs := pl_module.logs_now:
             self._tick(trainer)
             for name, value in self._step.items():
@@ -153,16 +153,18 @@ class RunCallback(L.Callback):
         self.rows[-1][name] = value
         if name.endswith("/loss") and not isfinite(value):
             self.diverged = self.diverged or f"{name} is {value} at step {trainer.global_step}"
-            self._end(trainer)
+            self._end(trainer, at_once=True)
 
     def write(self) -> None:
         """Write history.csv into the run's folder, if there is one."""
         if self.folder is not None:
             write_csv(self.folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
-    def _end(self, trainer: L.Trainer) -> None:
-        """End the run after this batch and a validation, also in an epoch without a validation."""
+    def _end(self, trainer: L.Trainer, at_once: bool = False) -> None:
+        """End the run after this batch and a validation; with `at_once`, also before --min_epochs or --min_steps."""
         trainer.should_stop = True
+        if at_once:
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
         if trainer.check_val_every_n_epoch is not None:
             trainer.check_val_every_n_epoch = 1
 

@@ -15,8 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-from kvt.run.config import BUILT, GROUPS, ORDER, OTHERS, Config, RunConfig
 from kvt.run.load_checkpoint import Checkpoint
+from kvt.run.sections import BUILT, GROUPS, ORDER, OTHERS, Config
 from kvt.system import OneLineParser, UserError, arguments, require_positive
 from kvt.tasks.datamodule import classes_of
 from kvt.tune import tune
@@ -63,7 +63,6 @@ class KvtCLI(LightningCLI):
 
     Attributes:
         content: the configuration with all settings, as in config.yaml.
-        run_config: the same as a `RunConfig`.
         start: the checkpoint to measure, or to start training from; None if the configuration names no checkpoint.
     """
 
@@ -84,14 +83,13 @@ class KvtCLI(LightningCLI):
             values = [(f"{group}.{name}", value) for group in GROUPS for name, value in groups.get(group, {}).items()]
             parser.set_defaults({name: value for name, value in values if not isinstance(value, dict)})
         self.config, self.content = parse(parser, self.given, args)
-        self.run_config = RunConfig(**self.content)
 
     def instantiate_classes(self) -> None:
         """Make data and task. `LightningCLI` would also make the Trainer, whose callbacks need both."""
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule, self.model = self.config_init.data, self.config_init.model
         self.model.run_config = self.content
-        path = self.run_config.ckpt_path
+        path = self.content["ckpt_path"]
         self.start = self.checkpoint or (None if path is None else Checkpoint(path))
 
 

@@ -87,7 +87,7 @@ def train(
     if not quiet:
         silence_libraries()
     cli = config if isinstance(config, KvtCLI) else KvtCLI(config.as_dict())
-    started, task, data, settings = datetime.now(UTC), cli.model, cli.datamodule, cli.run_config.trainer
+    started, task, data, settings = datetime.now(UTC), cli.model, cli.datamodule, cli.content["trainer"]
     is_first = getattr(rank_zero_only, "rank", 0) == 0  # whether this is the first of the run's processes
     writes = is_first and not settings["fast_dev_run"]
     data.prepare_data()
@@ -114,7 +114,7 @@ def train(
         # checkpoints stay float32, which represents half-precision numbers exactly.
         if not isinstance(trainer.precision_plugin, HalfPrecision):
             trainer.precision_plugin.convert_module(task)
-        if cli.run_config.compile:
+        if cli.content["compile"]:
             compile_model(task, data, trainer)
         if writes:
             for leftover in path.rglob("*.tmp"):  # files of a killed process
@@ -127,7 +127,7 @@ def train(
                 resumed = f", resumed after step {max(steps, 0)}" if resume else ""
                 print(f"{os.path.relpath(path)}: {task.num_parameters:,} parameters{resumed}", file=sys.stderr)
         threads = torch.get_num_threads()
-        use_threads(cli.run_config.threads, task.num_parameters)
+        use_threads(cli.content["threads"], task.num_parameters)
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
             trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
@@ -191,7 +191,7 @@ def predict(cli: KvtCLI) -> Path | None:
     batches: Any = trainer.predict(cli.model, cli.datamodule)
     if not batches:
         raise UserError("nothing to predict: check --limit_predict_batches")
-    if cli.run_config.trainer["fast_dev_run"]:
+    if cli.content["trainer"]["fast_dev_run"]:
         return None
     results.write_predictions(path, batches, cli.datamodule.names(cli.datamodule.predicted))
     return path
@@ -266,7 +266,7 @@ def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bo
         if (path / "config.yaml").exists() and not resume:
             raise UserError(f"{path} has a run: choose another folder, or resume it")
         return path
-    root = user_path(cli.run_config.trainer["default_root_dir"] or ".").resolve() / "lightning_logs"
+    root = user_path(cli.content["trainer"]["default_root_dir"] or ".").resolve() / "lightning_logs"
     parent = root / cli.datamodule.task_name / cli.model.attn.rpartition(".")[2]
     taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
     for number in count(max(taken, default=-1) + 1) if writes else ():
@@ -294,7 +294,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule
-    use_threads(cli.run_config.threads, cli.model.num_parameters)
+    use_threads(cli.content["threads"], cli.model.num_parameters)
     trainer = make_trainer(cli, [], Path(checkpoint.path).resolve().parent, **settings)
     data.trained_on = checkpoint.trained_on
     checkpoint.require_same(cli.content, ("model", "data"), (*data.path_settings, *data.measured, "batch_size"))

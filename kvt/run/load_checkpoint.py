@@ -20,8 +20,8 @@ from safetensors.torch import load as read_safetensors
 
 from kvt.attention import ATTENTION
 from kvt.data.tensor_files import read_tensors
-from kvt.run.config import BUILT, TRAINER, Config
 from kvt.run.folder import BEST
+from kvt.run.sections import BUILT, TRAINER, Config
 from kvt.system import UserError, arguments, user_path
 from kvt.tasks import Task, TaskData
 from kvt.tasks.base import MODEL, SETTINGS, known_classes

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvt.run.callbacks import RunCallback
 from kvt.run.cli import KvtCLI
-from kvt.run.config import bare, in_short
+from kvt.run.config import RunConfig, bare, in_short
 from kvt.run.load_checkpoint import Checkpoint
 from kvt.system import write_atomically, write_csv
 from kvt.tune import environment
@@ -23,9 +23,12 @@ def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
 
     A mapping becomes text, because TensorBoard's table shows the entries of a mapping only for a single run.
     """
-    named = {name: value for name, value in cli.run_config.stated.items() if not name.startswith("optimizer.")}
+    stated = RunConfig(**cli.content).stated
+    named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
+        name: value for name, value in RunConfig(**cli.content).stated.items() if not name.startswith("optimizer.")
+    }
     shown = {bare(name): str(value) if isinstance(value, Mapping | list) else value for name, value in named.items()}
-    return {**shown, "optimizer": in_short(cli.run_config.optimizer)}
+    return {**shown, "optimizer": in_short(cli.content["optimizer"])}
 
 
 def save_results(
@@ -42,7 +45,7 @@ def save_results(
     """
     task, data = cli.model, cli.datamodule
     summary: dict[str, Any] = {
-        **{"task": data.task_name, "attn": task.attn, "seed": cli.run_config.seed_everything},
+        **{"task": data.task_name, "attn": task.attn, "seed": cli.content["seed_everything"]},
         **metrics,
         **({"best_epoch": best.saved["epoch"], "best_step": best.saved["global_step"]} if best else {}),
         **({} if (seen := data.seen_in_training) is None else {"seen_in_training": seen}),

@@ -11,8 +11,9 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from kvt.attention.factory import find_attention, parse_attention
-from kvt.run.config import BUILT, NOT_COMPARED, TRAINER, RunConfig, in_short
+from kvt.run.config import NOT_COMPARED, RunConfig, in_short
 from kvt.run.folder import BEST
+from kvt.run.sections import BUILT, TRAINER
 from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
 Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings

@@ -22,7 +22,8 @@ import pandas as pd
 import yaml
 from filelock import FileLock
 
-from kvt.run.config import GROUPS, PARTS, TRAINER, RunConfig
+from kvt.run.config import RunConfig
+from kvt.run.sections import GROUPS, PARTS, TRAINER
 from kvt.study.grid import Grid, Run
 from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outcome, thinned
 from kvt.system import UserError, parse_yaml, printable, say, user_path, write_atomically

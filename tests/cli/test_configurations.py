@@ -8,7 +8,8 @@ from lightning import Trainer
 
 from kvt.commands import run_words
 from kvt.run.cli import TRAINER_DEFAULTS, parse_config
-from kvt.run.config import TRAINER, RunConfig, read_configs
+from kvt.run.config import RunConfig, read_configs
+from kvt.run.sections import TRAINER
 from kvt.system import CONFIGS, yaml_names
 
 
