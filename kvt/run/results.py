@@ -25,8 +25,6 @@ def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
-        name: value for name, value in RunConfig(**cli.content).stated.items() if not name.startswith("optimizer.")
-    }
     shown = {bare(name): str(value) if isinstance(value, Mapping | list) else value for name, value in named.items()}
     return {**shown, "optimizer": in_short(cli.content["optimizer"])}
 
