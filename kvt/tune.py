@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from kvt.version import __version__
 
@@ -68,6 +69,18 @@ def use_threads(number: int | None, parameters: int) -> None:
         torch.set_num_threads(min(number, len(cores())))
     elif parameters < SMALL:
         torch.set_num_threads(1)
+
+
+class MetaParameters(TorchFunctionMode):
+    """Context manager: create the tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
+
+    `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
+    `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
+    by `torch.linspace(...)`.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def environment() -> dict[str, Any]:

@@ -153,7 +153,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
     if not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: expected int from 0 to {2**32 - 1}")
     numbers = {f"--{name}": trainer[name] for name in POSITIVE} | {"--threads": content["threads"]}
-    require_positive(**{name: value for name, value in numbers.items() if value is not None})
+    require_positive(**{name: value for name, value in numbers.items() if isinstance(value, int | float)})
     if re.search("spawn|fork|notebook|ModelParallel|sharded|fsdp|deepspeed", str(trainer["strategy"]), re.IGNORECASE):
         needs = "each process must run the script and hold the whole model"
         raise UserError(f"--strategy {trainer['strategy']}: {needs}: choose ddp")

@@ -224,7 +224,8 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
     for file in files:
         name = f"--config {file}"
         if not (path := find_yaml(file, CONFIGS)).is_file():
-            raise unknown("--config", file, yaml_names(CONFIGS))
+            is_name = file.isidentifier()
+            raise unknown("--config", file, yaml_names(CONFIGS)) if is_name else UserError(f"{name}: no such file")
         if not isinstance(content := parse_yaml(path.read_bytes(), name), dict):
             raise UserError(f"{name}: expected sections such as model:, data: and trainer:")
         for section, part in content.items():

@@ -226,8 +226,8 @@ def make_trainer(
         changes: settings that replace those of the configuration.
     """
     loggers: list[Logger] = []
-    asked = cli.config_init.trainer["logger"]
-    for one in [] if folder is None else asked if isinstance(asked, list) else [asked]:
+    named = [] if folder is None else cli.config_init.trainer["logger"]
+    for one in named if isinstance(named, list) else [named]:
         if one in ("tensorboard", True, None):  # the folder of this logger is save_dir / name / version
             how: dict[str, Any] = {"default_hp_metric": False, "purge_step": purge_step}
             loggers.append(TensorBoardLogger(folder.parent, "", folder.name, **how))
@@ -243,7 +243,9 @@ def make_trainer(
     asked = [*([] if limit is None else [theirs.Timer(limit)]), *(own if isinstance(own, list) else [own]), *callbacks]
     if settings["enable_progress_bar"] is not False and not any(isinstance(one, theirs.ProgressBar) for one in asked):
         settings["enable_progress_bar"] = bool(sys.stdout and sys.stdout.isatty())
-        asked += [Lines(), *[theirs.TQDMProgressBar(refresh_rate=20)] * settings["enable_progress_bar"]]
+        asked.append(Lines())
+        if settings["enable_progress_bar"]:
+            asked.append(theirs.TQDMProgressBar(refresh_rate=20))
     if SLURMEnvironment.detect() and not settings["plugins"]:  # kvt's runs resume by --resume alone
         settings["plugins"] = [SLURMEnvironment(auto_requeue=False)]
     try:

@@ -33,6 +33,7 @@ from kvt.system import UserError, require_choice, require_probability, sha256_of
 from kvt.tasks.base import Classification, Spec
 from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
+from kvt.tune import MetaParameters
 
 BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
 BATCH = 64  # images per batch; with it, activations of a large transformer fit into a small GPU
@@ -68,7 +69,7 @@ class BackboneFeatures:
         self.images, self.backbone, self.weights = images, backbone, weights
         self.published = get_model_weights(backbone).DEFAULT
         self._network = f"{backbone}\n{_hash_file(weights) if weights else f'{self.published} {self.published.url}'}"
-        linear = [pair for pair in get_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
+        linear = [pair for pair in _meta_model(backbone).named_modules() if isinstance(pair[1], nn.Linear)]
         self._head, self.feature_dim = linear[-1][0], linear[-1][1].in_features
         self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
@@ -109,10 +110,10 @@ class BackboneFeatures:
             return get_model(self.backbone, weights=self.published)
 
     def _own_model(self, path: Path) -> nn.Module:
-        model = get_model(self.backbone)
+        model = _meta_model(self.backbone)
         model.set_submodule(self._head, nn.Identity())
         # torchvision sets `transform_input` with its weights of GoogLeNet and Inception; no other network reads it
-        model.transform_input = True
+        model.transform_input = True  # type: ignore[assignment]
         state = {key: value for key, value in read_tensors(path).items() if not key.startswith(f"{self._head}.")}
         model.load_state_dict(state, assign=True)
         return model
@@ -139,6 +140,11 @@ class BackboneFeatures:
 def _hash_file(path: Path) -> str:
     require_file(path, "pass the path of another file")
     return sha256_of(path)[:16]
+
+
+def _meta_model(backbone: str) -> nn.Module:
+    with MetaParameters():
+        return get_model(backbone)
 
 
 FeatureSource = FeatureFile | BackboneFeatures

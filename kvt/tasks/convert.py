@@ -19,8 +19,10 @@ def convert_task(source: Task, attn: str, how: str, attn_kwargs: Mapping[str, An
         how: how projections are merged, one of `HOW`.
         attn_kwargs: arguments of the new attention. Other arguments keep their values.
     """
-    for flag, name, known in (("--attn", attn, TO), ("--how", how, HOW), ("the run's attention:", source.attn, FROM)):
-        require_choice(flag, name, known)
+    require_choice("--attn", attn, TO)
+    require_choice("--how", how, HOW)
+    if source.attn not in FROM:
+        raise UserError(f"attn={source.attn} has weights that cannot be converted: convert runs of {', '.join(FROM)}")
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **attn_kwargs} or None}

@@ -13,6 +13,7 @@ from kvt.models.embedding import attention_settings
 from kvt.system import UserError, arguments, require_choice
 from kvt.tasks.base import Spec, Task
 from kvt.tasks.schedules import NEEDS, SCHEDULES
+from kvt.tune import MetaParameters
 
 
 class BlockTask(Task):
@@ -102,7 +103,8 @@ class BlockTask(Task):
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 
         def count(**settings: Any) -> int:
-            return int(cls(**{**own, "match": None, **settings}).num_parameters)
+            with MetaParameters():
+                return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         require_choice("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
         whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except by the attention `match`

@@ -50,6 +50,11 @@ def test_a_bare_name_adds_to_a_list_as_its_full_name(config, word, more):
     assert bare == full
 
 
+def test_an_interval_between_validations_may_be_a_time():
+    config = parse_config(read_configs(["reverse"]), ["--val_check_interval", "00:00:01:00"])
+    assert config["trainer"]["val_check_interval"] == "00:00:01:00"
+
+
 def test_a_later_file_changes_single_settings_but_replaces_an_optimiser(in_tmp_dir):
     Path("first.yaml").write_text(
         "optimizer: {class_path: AdamW, init_args: {amsgrad: true}}\ntrainer: {max_steps: 7}\n"

@@ -3,9 +3,10 @@ import subprocess
 import lightning  # noqa: F401 - sets how torch counts GPUs
 import pytest
 import torch
+from torch import nn
 
 from kvt import tune as hardware
-from kvt.tune import FLOAT32_ERROR, environment
+from kvt.tune import FLOAT32_ERROR, MetaParameters, environment
 
 
 def test_the_setting_chosen_is_accurate_to_float32():
@@ -29,6 +30,13 @@ def test_the_trial_draws_no_random_number_of_the_users():
     state = torch.get_rng_state()
     hardware.tune()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_meta_parameters_take_no_memory_and_other_tensors_have_values():
+    with MetaParameters():
+        layer, rates = nn.Linear(10**7, 10**7), torch.linspace(0, 1, 3)
+    assert layer.weight.is_meta
+    assert rates.tolist() == [0, 0.5, 1]
 
 
 def test_cudnn_computes_no_attention():

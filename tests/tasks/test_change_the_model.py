@@ -125,6 +125,14 @@ def test_a_matched_model_has_as_many_parameters_as_that_with_another_attention(n
     task.compute_metrics(small_batch(name))["loss"].backward()
 
 
+def test_a_search_for_the_matching_width_draws_no_random_number():
+    torch.manual_seed(0)
+    matched = small_task("ListTask", attn="kv", match="qkv")
+    torch.manual_seed(0)
+    plain = small_task("ListTask", attn="kv", expansion=matched.expansion)
+    assert all(map(torch.equal, matched.state_dict().values(), plain.state_dict().values()))
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
