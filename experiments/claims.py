@@ -189,7 +189,7 @@ def _short(difference: float, kind: Metric) -> str:
 
 
 def _pairs(counts: Sequence[tuple[float, int]]) -> str:
-    """Return numbers of pairs, such as "3 / 17 of 51", or "0 of 20 / 5 of 21" if the attentions differ in them."""
+    """Return numbers of pairs, such as "3 / 17 of 51", or "0 of 20 / 5 of 21" if the totals differ."""
     if len({number for _, number in counts}) == 1:
         return f"{' / '.join(f'{better:.0f}' for better, _ in counts)} of {counts[0][1]}"
     return " / ".join(f"{better:.0f} of {number}" for better, number in counts)

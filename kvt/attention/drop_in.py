@@ -55,7 +55,7 @@ class MultiheadAttention(nn.Module):
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
         An attention with fewer projections takes only the weights of its projections: "kv" drops the query projection.
-        Raises UserError unless the torch layer and the attention have projections of full width.
+        Raises UserError unless both have projections of full width, without `add_bias_kv` and `add_zero_attn`.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias

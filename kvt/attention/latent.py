@@ -14,7 +14,7 @@ PRODUCTS = [name for name, score in SCORES.items() if getattr(score, "features",
 
 
 class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
-    """softmax(α Q (C U)ᵀ) C W: keys and values are linear functions of a cached latent vector with r numbers.
+    """softmax(α Q U Cᵀ) C Wᵀ: keys and values are linear functions of a cached latent vector with r numbers.
 
     c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11). All heads share the
     latent vector c_j, but each head has its own U and W. Because q · U c = Uᵀq · c and Σ a_j W c_j = W Σ a_j c_j (end

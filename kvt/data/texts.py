@@ -13,7 +13,7 @@ from kvt.data.files import require_file, state_of
 from kvt.system import UserError
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))  # Python's standard library (PSF licence), which every user has
-PACKAGES = ("site-packages", "__pycache__")  # subfolders of LIBRARY that are not part of the standard library
+PACKAGES = ("site-packages", "__pycache__")  # folders that are left out; in LIBRARY, they are not Python's
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:

@@ -59,7 +59,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return the median step at which validation reaches `NEARLY` · the highest value; None if no run has validated."""
+    """Return the median steps to `NEARLY` · the highest possible validation value; None if no run has validated."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None

@@ -1,4 +1,4 @@
-"""Callbacks that keep the history of a run, save its checkpoints, end it and print its lines."""
+"""Callbacks that keep a run's history, save its checkpoints, print its progress and end it."""
 
 import os
 import signal
@@ -220,6 +220,7 @@ class Best(ModelCheckpoint):
     """
 
     state_key = "best"
+    on_train_batch_end = L.Callback.on_train_batch_end  # saves after validations alone
     run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -239,6 +240,7 @@ class Last(ModelCheckpoint):
     """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run."""
 
     state_key = "last"
+    on_train_batch_end = L.Callback.on_train_batch_end
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore nothing: the state has only paths of an earlier last.ckpt."""

@@ -52,7 +52,7 @@ class Checkpoint:
         return read_checkpoint(self.path)
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return class and settings of the task, "model", or of the data, "data": {"class_path": …, "init_args": …}.
+        """Return {"class_path": …, "init_args": …} of the task (name "model") or of the data (name "data").
 
         Raises UserError for a class, or an attention, that is neither part of kvt nor in `named`.
         """

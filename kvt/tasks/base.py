@@ -57,6 +57,13 @@ class Task(L.LightningModule, ABC):
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Replace a text or None as `object` does. nn.Module is slower, and the Trainer does so about 50 times a step."""
+        if name in self.__dict__ and isinstance(value, str | None):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @classmethod
     def monitored(cls) -> Metric:
         """Return the metric that `monitor` names; raise UserError if `metrics` lacks it, or if it has no `better`."""

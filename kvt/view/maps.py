@@ -177,7 +177,7 @@ def _describe_spectrum(spectrum: Tensor) -> str:
 
 
 def visible(token: str) -> str:
-    """Return a token with visible symbols instead of white space, and codes instead of unprintable characters.
+    """Return ␣, ↵ or → for a space, line feed or tab; else the token with unprintable characters escaped.
 
     >>> visible("a"), visible(" "), visible(chr(7))
     ('a', '␣', '\\\\x07')
