@@ -27,10 +27,10 @@ ATTENTION: dict[str, type["Attention"]] = {}  # maps short names, the values of 
 class Attention(nn.Module):
     """Multi-head attention in which query, key and value may share projections.
 
-    Each head computes  softmax(gain · score(Q, K) + bias) V.  The outputs of all heads are concatenated and projected
-    (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers that compute query, key and value:
-    "qkv" is the usual attention; with "kkv", the key projection also computes the queries. A shared projection is a
-    single module, which is computed once per call.
+    Each head computes  softmax(gain · score(Q, K) + bias) V,  by default with gain 1 and bias 0. The outputs of all
+    heads are concatenated and projected (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers
+    that compute query, key and value: "qkv" is the usual attention; with "kkv", the key projection also computes the
+    queries. A shared projection is a single module, which is called once per forward pass.
 
     A subclass, called a variant, sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`,
     `logits`, `attention_weights` or `merge`.
@@ -38,22 +38,22 @@ class Attention(nn.Module):
     Args:
         dim: model width, a multiple of `heads`.
         heads: number of attention heads.
-        kv_heads: number of key heads and of value heads, each of which a group of heads / kv_heads query heads uses
-            (grouped-query attention; 1 is multi-query attention). Default: `heads`.
+        kv_heads: number of key heads, and number of value heads. A group of heads / kv_heads query heads shares each
+            key and value head (grouped-query attention; 1 is multi-query attention). Default: `heads`.
         score: name of the function that computes scores, a key of `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
-        rope: fraction of the channels of each head that rotary position embeddings (`Rotary`) rotate, in the queries
-            and keys of self-attention. The number of rotated channels must be even.
+        rope: fraction of the channels of a query or key that rotary position embeddings (`Rotary`) rotate. Only
+            self-attention rotates channels. The number of rotated channels must be even.
         rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
-        attend_self: False excludes each token itself from the softmax of self-attention, unless the token may attend to
-            no other token (Kitaev et al. 2020, "Reformer"). False requires an attention that has logits.
+        attend_self: False means that in self-attention, a token attends to itself only if it may attend to no other
+            token (Kitaev et al. 2020, "Reformer"). A class that overrides `attention_weights` does not support False.
     """
 
     projections: ClassVar[str] = "qkv"
     label: ClassVar[str]  # name of the attention in reports
-    colour: ClassVar[str]  # colour in figures, from Okabe and Ito's palette for colour-blind readers or from Tol's
+    colour: ClassVar[str]  # colour in figures, from the palettes of Okabe and Ito or Tol for colour-blind readers
     formula: ClassVar[str]  # first line of the docstring of the class, up to the first colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
@@ -116,15 +116,15 @@ class Attention(nn.Module):
         Args:
             x: tokens, (B, N, dim).
             context: tokens that x attends to in cross-attention, (B, M, dim). A context needs a query projection.
-            mask: boolean, (B, heads, N, M), where any size may be 1. An entry is True if the query may attend to the
-                key. The output is zero for a query that may attend to no key.
+            mask: boolean, (B, heads, N, M), or with size 1 in any dimension. An entry is True if the query may attend
+                to the key. If a query may attend to no key, the output projection gets zeros for this query.
             causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the
                 M positions. If N > M, the first N − M tokens attend to no key.
             cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
-                cached tokens including x. With a context, the first call caches its keys and values, and later calls
-                read them. After `borrow_keys`, a cache is required that already has the keys and values of x.
+                cached tokens including x. With a context, the first call caches the keys and values of the context, and
+                later calls read them. After `borrow_keys`, the cache must already contain keys and values for x.
             bias: numbers to add to the logits, of the shapes allowed for `mask`. If an entry is −inf, the query does
-                not attend to the key. A variant without logits, or that overrides `attend`, ignores finite entries.
+                not attend to the key. A variant that overrides `attention_weights` or `attend` ignores finite entries.
         """
         start = self._start(x, cache)
         q, k, v = self._heads(x, context, cache)
@@ -132,7 +132,10 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, (B, heads or kv_heads, N or M, head_dim); one tensor for a shared projection."""
+        """Return query, key and value; those that share a projection are the same tensor.
+
+        A query with its own projection is (B, heads, N, head_dim). The other tensors are (B, kv_heads, M, head_dim).
+        """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
         source = x if context is None else context
@@ -148,9 +151,9 @@ class Attention(nn.Module):
         return self._project_heads("q", x)
 
     def borrow_keys(self) -> None:
-        """Remove the key and value projections: the layer then uses the cached keys and values of a lower layer.
+        """Remove the key and value projections. The layer then uses the cached keys and values of a lower layer.
 
-        Raises UserError without a query projection, because the attention map would equal that of the lower layer.
+        Raises UserError if the variant has no query projection.
         """
         if self.projections[0] != "q":
             raise UserError(f"share_layers: {type(self).__name__} has no query projection: use qkv, q-kv or mla")
@@ -159,14 +162,14 @@ class Attention(nn.Module):
         self.borrows_keys = True
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate query and key by rotary position embeddings from position `start` on; return query, key and value."""
+        """Apply `Rotary` to query and key, whose first token has position `start`; return query, key and value."""
         key = self.rotary(k, start)
         return key if q is k else self.rotary(q, start), key, v
 
     def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        The first token has position `start`. `x`, the layer's inputs (B, N, dim), is for variants that need it.
+        The first token has position `start`. `x` is the layer's input, (B, N, dim), for variants that need it.
         """
         return self.output(values.transpose(1, 2).flatten(2))
 
@@ -175,8 +178,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the sums of the values weighted by the attention map, (B, heads, N, head_dim).
 
-        Keys and values are (B, kv_heads, M, head_dim). If the score is a dot product and the class overrides neither
-        `logits` nor `attention_weights`, `dot_product_attention` computes the result without the attention map.
+        Keys and values are (B, kv_heads, M, head_dim). If the score is a `DotScore` without hooks, and the class
+        overrides neither `logits` nor `attention_weights`, `dot_product_attention` computes the result.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -200,7 +203,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Change initial weights that depend on each other; a model calls this method after it has set all weights."""
+        """Set initial weights that depend on other weights; called after the other weights of the layer are set."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
@@ -241,7 +244,7 @@ class Attention(nn.Module):
         *,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return the logits from which `weights` computes maps, without mask and without `bias`: (B, heads, N, M)."""
+        """Return the logits from which `weights` computes maps, before `mask` and `bias`: (B, heads, N, M)."""
         q, k, _ = self._heads(x, context, copy(cache))
         return self.logits(q, repeat_groups(k, q.shape[1]))
 
@@ -261,7 +264,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), and key and value, cached ones first, (B, kv_heads, M, head_dim)."""
+        """Return query, (B, heads, N, head_dim), and cached and new keys and values, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -278,7 +281,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias into one mask, which is boolean unless it has a bias that `attend` can add."""
+        """Combine mask and bias: return numbers to add to the logits if `attend` can add a bias, otherwise booleans."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

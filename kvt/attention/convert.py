@@ -1,4 +1,4 @@
-"""Convert the weights of a trained attention to an attention in which more, or fewer, roles share projections."""
+"""Convert a trained attention to one in which query, key and value share more, or fewer, projections."""
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ HOW = ("keep_k", "keep_v", "mean")
 
 @torch.no_grad()
 def convert_layer(source: Attention, target: Attention, how: str) -> None:
-    """Set each projection of `target` from the projections that have the same roles in `source`.
+    """Set each projection of `target` from the projections of `source` that have the same roles: query, key or value.
 
     A projection of `target` with several roles is set to the mean of the projections of `source` that have these roles.
-    With "keep_k", a projection that computes keys is set to the key projection of `source` instead, and with "keep_v",
-    one that computes values to the value projection. If `target` has fewer key and value heads than `source`, a head of
-    `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA").
+    With how="keep_k", a projection that computes keys is set to the key projection of `source` instead. With "keep_v",
+    a projection that computes values is set to the value projection. If `target` has fewer key and value heads than
+    `source`, a head of `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA").
 
-    Raises UserError if source and target differ in the roles of their projections, and the role that `how` keeps shares
-    no projection of `target`.
+    Raises UserError if `how` keeps a role that has a projection of its own in `target`, unless `source` and `target`
+    have the same `projections`.
     """
     keep = how.removeprefix("keep_")  # "k", "v" or "mean"
     shared = {
@@ -39,6 +39,6 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
-    """Return the weight by heads, (heads, head_dim, …); a key or value head is repeated for its query heads."""
+    """Split a weight into heads, (heads, head_dim, …); a key or value head is repeated for each of its query heads."""
     rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
     return rows.repeat_interleave(layer.heads // len(rows), 0)

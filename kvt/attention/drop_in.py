@@ -46,7 +46,10 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError: a finished nn.TransformerEncoder reads this weight of torch's layer for padded input."""
+        """Raise UserError: this class has no such weight.
+
+        With padded input, nn.TransformerEncoder reads the weight if `self_attn` is replaced after the encoder is made.
+        """
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 
@@ -55,7 +58,8 @@ class MultiheadAttention(nn.Module):
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
         An attention with fewer projections takes only the weights of its projections: "kv" drops the query projection.
-        Raises UserError unless both have projections of full width, without `add_bias_kv` and `add_zero_attn`.
+        Raises UserError if a projection of either layer does not have `embed_dim` channels, or if torch's layer has
+        `add_bias_kv` or `add_zero_attn`.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -83,13 +87,13 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, of the shape of `query`, and the attention weights, (B, N, M) or (B, heads, N, M).
 
-        The call is self-attention if `query` and `key` are the same tensor. `value` must be the tensor of `key`. Only
-        self-attention uses `rope` and `attend_self=False`. No dropout is applied to the returned weights, which are
-        None if the class in `attn` is no `Attention`.
+        The call is self-attention if `query` and `key` are the same tensor. `value` must be the same tensor as `key`.
+        Only self-attention uses `rope` and `attend_self=False`. No dropout is applied to the returned weights. They are
+        None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
-        The numbers of any other mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored and
-        may be None. For a query that may attend to no key, the output is zero, not NaN. Raises UserError for other
+        The numbers of a floating-point mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored
+        and may be None. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for other
         inputs.
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:

@@ -12,15 +12,16 @@ from kvt.attention.variants import QKV
 from kvt.system import UserError, arguments, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
-AttentionSettings = dict[str, Scalar | list[Scalar]]  # plain, so that the command-line parser instantiates no class
+AttentionSettings = dict[str, Scalar | list[Scalar]]  # not Any, in which the CLI's parser instantiates classes
 FIXED = {"heads", "max_len"}  # arguments that the model sets
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())  # for `--help`
 
 
 def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
-    """Return a self-attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None)`.
+    """Return an attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None, bias=None)`.
 
-    `Attention.forward` documents the arguments of `layer`. Only "qkv", "q-kv" and "mla" accept a context.
+    `Attention.forward` documents the arguments of `layer`. Of the names in `ATTENTION`, only "qkv", "q-kv" and "mla"
+    accept a context.
 
     >>> import torch
     >>> layer = make_attention("kv+pos", dim=64, heads=4, max_len=128)
@@ -41,8 +42,8 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: arguments of the class from the user, of the types of its arguments.
-        setting: arguments from the model, such as heads; the factory ignores None and arguments that the class lacks.
+        attn_kwargs: arguments that the user sets; UserError if the class lacks one, or if the model must set it.
+        setting: arguments that the model sets, such as heads; None and arguments that the class lacks are ignored.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -55,7 +56,7 @@ class AttentionFactory:
                 raise UserError(f"attn_kwargs: {key} is set by the model: remove {key} from attn_kwargs")
             if key not in takes:
                 raise unknown(f"key in attn_kwargs of {attn}", key, sorted(takes - FIXED))
-            if isinstance(value, bool) != isinstance(defaults[key], bool):  # "no" would act as true, and true as 1
+            if isinstance(value, bool) != isinstance(defaults[key], bool):  # "no" would act as True, and True as 1
                 raise UserError(f"attn_kwargs: {key}={value!r} must be of the type of {defaults[key]!r}, the default")
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 

@@ -15,7 +15,7 @@ class AttentionMap(NamedTuple):
 
     layer: str  # name of the layer in the model
     weights: Tensor  # the attention map, (B, heads, N, M)
-    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or if a layer has none
+    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or without logits
 
 
 @contextmanager
@@ -61,7 +61,8 @@ def row_entropy(weights: Tensor) -> Tensor:
 def eigenvalues(weights: Tensor) -> Tensor:
     """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    One eigenvalue is 1, the greatest absolute value. Symmetric scores give real eigenvalues; see docs/symmetry.md.
+    If rows sum to 1, 1 is an eigenvalue, and has the greatest absolute value. Symmetric scores give real eigenvalues;
+    see docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # most tokens for which a CPU's fused kernel is slower; the key is `fast_products`
-ONE_QUERY = 4096  # most entries of attention maps for which a CPU's fused kernel is faster, with one query
+SMALL_MAP = {False: 96, True: 256}  # up to this many tokens, a CPU's fused kernel is slower; key: `fast_products`
+ONE_QUERY = 4096  # with one query, a CPU's fused kernel is faster up to this many entries of the attention maps
 _explicit = False
 
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager that computes attention maps without fused kernels, for counting operations of the formula.
+    """Context manager that replaces fused kernels by explicit attention maps, to count the operations of the formula.
 
     Attention with a bias of shape (N, M) still calls a fused kernel.
     """
@@ -54,7 +54,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if not dropped:
         return x
     bits = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    # in place, as integers 0 and 1: making and converting booleans takes five times as long
+    # compare in place, which gives integers 0 and 1: making and converting booleans takes five times as long
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape).ge_(dropped - 2**15)
     return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
@@ -90,7 +90,10 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask into a boolean mask and finite numbers to add to the logits, or None if the mask is boolean."""
+    """Split a mask of numbers into a boolean mask and finite numbers to add to the logits.
+
+    For a boolean mask, or for None, return the mask and None.
+    """
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -100,7 +103,10 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return the mask of allowed pairs, broadcastable to (B, heads, N, M); None: all. Queries are the last tokens."""
+    """Return `mask`, combined with a causal mask if `causal` is True; None allows all pairs.
+
+    The result is broadcastable to (B, heads, N, M). The queries have the last N of the M positions.
+    """
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
@@ -108,7 +114,7 @@ def allowed_pairs(
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return a boolean mask, (N, M), of each query with its own token; the queries have the last N of M positions."""
+    """Return a mask, (N, M), True if query and key are of the same token; queries have the last N of M positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 
@@ -121,7 +127,7 @@ def without_self(num_queries: int, num_keys: int, mask: Tensor | None, causal: b
 
 
 def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
-    """Return allowed pairs, (…, N, M), without a query's own token, unless it may attend to no other token."""
+    """Return `allowed`, (…, N, M), without pairs in `own`, except for queries that may attend to no other token."""
     others = allowed & ~own
     return others | (allowed & ~others.any(-1, keepdim=True))
 
@@ -157,7 +163,7 @@ def dot_product_attention(
 
     Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
     the logits. With `causal`, a query attends only to its own token and to earlier tokens. attend_self=False excludes
-    the own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M).
+    its own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M).
     A bias of shape (…, 1, M) has one number for each key.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
@@ -171,10 +177,10 @@ def dot_product_attention(
     pair_bias = bias is not None and bias.shape[-2] > 1
     on_cpu, grouped = q.device.type == "cpu", bool(k.shape[1] < q.shape[1])  # sizes are tensors in torch.jit.trace
     limit = SMALL_MAP[hardware.fast_products] if on_cpu else 0
-    # `product` reads shared keys once for all heads of a group
+    # `small` chooses the explicit map, for which `product` reads shared keys once for all heads of a group
     if _explicit:
         small = True
-    elif num_queries == 1 and on_cpu:  # the explicit map, used if gradients are enabled, has second derivatives
+    elif num_queries == 1 and on_cpu:  # the explicit map has second derivatives: use it with gradients
         small = torch.is_grad_enabled() or q.shape[0] * q.shape[1] * num_keys > ONE_QUERY
         if bias is not None and not small:
             pair_bias, bias = True, bias.expand(*q.shape[:2], 1, num_keys)  # a bias with three dimensions is not fused

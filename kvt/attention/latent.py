@@ -26,7 +26,8 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
     latent vector are not implemented.
 
     Args:
-        rank: r, the size of a latent vector; default: twice head_dim, as large a cache as in multi-query attention.
+        rank: r, the size of a latent vector; default: twice head_dim. Without `rope`, the cache is then as large as in
+            multi-query attention.
         kv_heads: number of latent vectors per token, each for a group of heads / kv_heads heads (Zadouri et al. 2025).
         score: scaled_dot, model_scaled_dot or dot.
         rope: d_R / head_dim, from 0 to 1.
@@ -58,7 +59,7 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
             self.projection[name] = nn.Linear(self.rank, dim, bias=False)
 
     def query(self, x: Tensor) -> Tensor:
-        """Return queries [q', Uᵀq], (B, heads, N, d_R + r), for the cached keys [k', c], (B, kv_heads, N, d_R + r)."""
+        """Return queries [q', Uᵀq], (B, heads, N, d_R + r), for the cached keys [k', c], (B, kv_heads, M, d_R + r)."""
         q = super().query(x)
         return torch.cat([q[..., : self.rotated], q[..., self.rotated :] @ self._up("up_k", q)], dim=-1)
 

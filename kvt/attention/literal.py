@@ -29,7 +29,7 @@ def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) 
 
 
 class LiteralMap(MapPosition):
-    """A `MapPosition` that computes its logits by `map_logits`, with a tensor (B, heads, N, M, m); equal results."""
+    """A `MapPosition` with equal outputs, whose logits `map_logits` computes by a tensor (B, heads, N, M, m)."""
 
     def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:
         super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, **kwargs)

@@ -16,7 +16,8 @@ class SinusoidalMap(nn.Module):
     """A fixed 2-D sinusoidal encoding P of the attention map, of which `forward` computes only the column part.
 
     Every channel of P depends only on the row or only on the column, and a term that is constant along a row cancels in
-    the softmax. Therefore c_j = w_col · p_col(j), one number for each key, can replace w · P_ij.
+    the softmax. Therefore the part of the column channels, c_j = w_col · p_col(j), can replace w · P_ij: one number for
+    each key.
     """
 
     def __init__(self, max_len: int, channels: int) -> None:
@@ -27,7 +28,7 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the bias c_j for each key position j, (maps, 1, M), given weights w, (maps, channels)."""
+        """Return the bias c_j for each key position j, (maps, 1, M), for weights w of linear maps, (maps, channels)."""
         columns = self.get_buffer("columns")[:num_keys].T.to(weight.dtype)
         return (weight[:, self.row_channels :] @ columns).unsqueeze(1)
 
@@ -45,7 +46,7 @@ class LearnedMap(nn.Module):
         self.table = nn.Parameter(torch.empty(max_len, max_len, channels).normal_(std=0.02))
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return w · P_ij for the last N of the M rows, (maps, N, M), given weights w, (maps, channels)."""
+        """Return w · P_ij for the last N of M rows, (maps, N, M), for weights w of linear maps, (maps, channels)."""
         return (self.table[num_keys - num_queries : num_keys, :num_keys] @ weight.T).permute(2, 0, 1)
 
 
@@ -58,7 +59,8 @@ class MapPosition(Attention):
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    The logit is thus the score times a learned gain Σw, plus a bias, with the fixed sinusoid one number for each key.
+    The logit is thus the score times a learned gain Σw, plus a bias. With the fixed sinusoid, the terms of the bias
+    that depend on the row i cancel in the softmax, and one number for each key remains.
 
     Args:
         max_len: length of the longest sequence.
@@ -91,7 +93,7 @@ class MapPosition(Attention):
         return super().project(x)
 
     def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
-        """Return the logits of the formula above, (B, heads, N, M), including terms that cancel in the softmax."""
+        """Return the logits of the class's formula, (B, heads, N, M), including terms that cancel in the softmax."""
         scores = super().scores(x, context, **given)
         if isinstance(self.positions, SinusoidalMap):
             scores = scores + self.positions.cancelled(self._linear_map()[0], *scores.shape[-2:])
@@ -100,7 +102,7 @@ class MapPosition(Attention):
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Return the gain Σw, (maps, 1, 1), and the bias w · P + b; `maps` is 1 or the number of heads.
 
-        The bias is (maps, N, M) with a learned table, (maps, 1, M) with the sinusoid, whose row part cancels.
+        The bias is (maps, N, M) with a learned table. With the sinusoid, whose row part cancels, it is (maps, 1, M).
         """
         if num_keys > self.max_len:
             raise UserError(f"a sequence of {num_keys} tokens is longer than max_len={self.max_len}")

@@ -1,4 +1,4 @@
-"""Decides whether code may use the weight of a layer without a call of the layer."""
+"""Tells whether code may use the weight of a layer instead of calling the layer."""
 
 from typing import TypeGuard
 

@@ -18,7 +18,7 @@ class Rotary:
     Args:
         share: fraction of the channels to rotate, r / head_dim, from 0 to 1; r must be even.
         head_dim: number of channels of a head.
-        base: base of the rotation frequencies; the slowest pair has a wavelength of about 2π · base tokens.
+        base: base of the rotation frequencies; the slowest pair has a wavelength of 2π · base^(1 − 2/r) tokens.
     """
 
     def __init__(self, share: float, head_dim: int, base: float) -> None:
@@ -27,7 +27,7 @@ class Rotary:
             raise UserError(f"rope={share} must be from 0 to 1: rope is the fraction of a head's channels to rotate")
         channels = share * head_dim
         self.channels, self.base = 2 * round(channels / 2), base
-        if abs(self.channels - channels) > 1e-3:  # a share such as 0.3333 is rounded
+        if abs(self.channels - channels) > 1e-3:  # tolerate a rounded share, such as 0.3333
             pairs = [n / head_dim for n in range(0, head_dim + 1, 2) if abs(n - channels) < 2]
             choice = " or ".join(f"{pair:g}" for pair in pairs)
             count = f"rope={share:g} of a head's {head_dim} channels is {channels:g}"

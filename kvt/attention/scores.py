@@ -63,7 +63,7 @@ class Bilinear(DotScore):
 
 
 class Additive(nn.Module):
-    """s_ij = a · tanh(U q_i + W k_j); each head learns a, (D), U and W, (D, D) (Bahdanau et al. 2015, A.1.2).
+    """s_ij = a · tanh(U q_i + W k_j); each head learns a, (D), and U and W, (D, D) (Bahdanau et al. 2015, A.1.2).
 
     `forward` needs memory in proportion to N · M · D.
     """

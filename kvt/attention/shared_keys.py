@@ -1,4 +1,4 @@
-"""Attentions with a shared key and value projection as in Gemma 4 and DeepSeek-V4, tested against transformers."""
+"""Shared key and value projections as in Gemma 4 and DeepSeek-V4, tested against Hugging Face transformers."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ EPS = 1e-6  # epsilon of the RMS norms of both models
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMS norm over the channels of a head, whose weight has the dtype of x for torch's fused kernel under autocast."""
+    """RMS norm over a head's channels. The weight is cast to the dtype of x, as torch's fused kernel requires."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(x.dtype)
@@ -24,7 +24,8 @@ class NormedSharedKV(QSharedKV):
     """`QSharedKV` with RMS norms over the channels of a head and rotary position embeddings, for self-attention only.
 
     Args:
-        rope: fraction of a head's channels to rotate, in whole pairs; default: as in Gemma 4 or DeepSeek-V4.
+        rope: fraction of a head's channels to rotate; the number of these channels must be even. Default: the fraction
+            of Gemma 4 or DeepSeek-V4, rounded up to whole pairs of channels.
     """
 
     share: ClassVar[float]
@@ -54,8 +55,8 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 
     k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
     queries and keys, a quarter of the channels is rotated. Both keys and values are cached: sharing the projection
-    saves weights, but no cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4 has score="dot",
-    α = 1, and fewer key and value heads than query heads.)
+    saves weights, but does not shrink the cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4
+    has score="dot", α = 1, and fewer key and value heads than query heads.)
 
     Args:
         rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of

@@ -1,4 +1,7 @@
-"""The attention variants. In the formulas of this module, α is the scale of the score, by default 1/√head_dim."""
+"""The attention variants.
+
+In their formulas, α is the scale of the score, by default 1/√head_dim. g and c are gain and bias of `MapPosition`.
+"""
 
 from typing import Any
 
@@ -53,7 +56,7 @@ class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
 
 
 class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):
-    """softmax(g α Q Kᵀ + c) V: `QKV` with the positional encoding of the attention map of `KVPos`."""
+    """softmax(g α Q Kᵀ + c) V: `QKV` with the positional encoding of `KVPos`."""
 
 
 class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
@@ -67,13 +70,13 @@ class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
 
 
 class QSharedKV(Attention, name="q-kv", label="Q≠K=V", colour="#CC79A7"):
-    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q≠K=V" in the follow-up paper)."""
+    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q-K=V", arXiv:2606.04032)."""
 
     projections = "qkk"
 
 
 class K(Attention, name="k", label="Q=K=V", colour="#E69F00"):
-    """softmax(α K Kᵀ) K: query, key and value share one projection ("Q=K=V" in the follow-up paper)."""
+    """softmax(α K Kᵀ) K: query, key and value share one projection ("Q=K=V", arXiv:2606.04032)."""
 
     projections = "kkk"
 

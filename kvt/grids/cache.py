@@ -48,10 +48,10 @@ def cache_bytes(run: Run) -> int:
 
 
 def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
-    """Return a row for each attention and setting.
+    """Return a table with a row for each attention and setting.
 
-    Columns: cache (bytes per token), mean loss (nats), difference of the loss from the loss of the attention `first`,
-    reach (half the width of the difference's 95 % interval) and n (number of runs).
+    Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, of the loss from that of
+    the attention `first`; reach, half the width of the difference's 95 % interval; and n, the number of runs.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])

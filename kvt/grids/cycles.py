@@ -47,7 +47,7 @@ reach it."""
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield sections that compare accuracies with the levels of the law of cycles, and a table of steps to 99 %."""
+    """Yield sections with accuracies and levels of the law of cycles, and with steps to 99 % accuracy."""
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
@@ -70,7 +70,7 @@ def level(length: int, broken: float) -> float:
 
 
 def longer_cycles(length: int, cycle: int) -> int:
-    """Return C, the number of cycles of more than two tokens."""
+    """Return C, the number of cycles of more than two tokens, if `length` tokens form cycles of `cycle` tokens."""
     return length // cycle if cycle > 2 else 0
 
 

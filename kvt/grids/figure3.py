@@ -14,7 +14,10 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a figure with a map of the first run of each task and attention, if all these runs have checkpoints."""
+    """Yield a figure with a map of the first run of each task and attention.
+
+    Yield nothing unless all runs of the grid are finished, and the checkpoints of the first runs are in `results.root`.
+    """
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:
         runs.setdefault((run.task, run.attention), run)
@@ -27,7 +30,7 @@ def maps(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def draw_maps(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
-    """Draw for each task (row) and attention (column) the mean map over heads of the layer with the least entropy."""
+    """Draw a map for each task (row) and attention (column): the layer of least entropy, averaged over heads."""
     chosen = {cell: _least_entropy(checkpoint) for cell, checkpoint in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     tasks, attentions = ([*dict.fromkeys(names)] for names in zip(*chosen, strict=True))

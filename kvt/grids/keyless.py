@@ -9,12 +9,13 @@ from kvt.attention.variants import QSharedKV
 
 
 class Routed(QSharedKV):
-    """softmax(α Q R Kᵀ) K: `q-kv` with a matrix R for each head after the query (Gao and Xu 2026, "Keyless", eq. 2).
+    """softmax(α Q R Kᵀ) K: `q-kv` with queries multiplied by a matrix R per head (Gao and Xu 2026, "Keyless", eq. 2).
 
-    R has shape (heads, head_dim, head_dim). The layer represents the functions of `q-kv`, because Q R is linear in x.
+    R has shape (heads, head_dim, head_dim). The layer can represent the same functions as `q-kv`, because Q R is
+    linear in x.
 
     Args:
-        std: R is initialised from N(0, std²), by default as Gao and Xu do, whose model with four heads fails. With
+        std: R is initialised from N(0, std²). The default is Gao and Xu's, whose model with four heads fails. With
             std = 1 / √head_dim, initial scores are about as large as without R.
     """
 

@@ -21,7 +21,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a table and a plot of each attention's excess perplexity over the first, with and without padding."""
+    """Yield a table and a plot of each attention's excess perplexity over the first's, with and without padding."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return
@@ -60,7 +60,7 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
-    """Plot the excess of perplexity against the share of padding; filled marks: all targets, empty: real ones."""
+    """Plot the excess of perplexity against the share of padding: filled marks for all targets, empty for real ones."""
     figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
     limit_ticks(axes, 5)

@@ -17,7 +17,7 @@ MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a give
 
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
-    """Return the factory of a model's attention layers: `attention`, or an `AttentionFactory` if it is a name."""
+    """Return the factory of a model's attention layers: `attention` itself, or an `AttentionFactory` for a name."""
     if not isinstance(attention, str):
         return attention
     if heads is None:
@@ -33,7 +33,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """A layer f with layer norm, dropout and a residual connection; f gets the keyword arguments of `forward`."""
+    """Base class of a layer f with norm, dropout and residual connection; f gets the keyword arguments of `forward`."""
 
     def __init__(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-# If the type were only float, the parser would turn 4 into 4.0. The names of recorded runs contain 4.
+# If the type were only float, the parser would turn 4 into 4.0, and the names of recorded runs, with 4, would change.
 Expansion = int | float
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Settings of the layer norms and feed-forward networks of a model. Each setting has the name of its flag.
+    """Settings of the layer norms and feed-forward networks of a model. Each setting is named as its command-line flag.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
@@ -122,7 +122,10 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block, with arguments for the attention: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
+        """Apply the block, and pass `attend` to the attention: (B, N, dim) → (B, N, dim).
+
+        If `token` is an index, return only the output of this token, (B, dim).
+        """
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -166,11 +169,14 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
+        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim).
+
+        If `token` is an index, return only the output of this token, (B, dim).
+        """
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
-            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention might not take None
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not accept None
             if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
             if again:

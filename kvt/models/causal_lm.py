@@ -11,11 +11,11 @@ from kvt.system import require_probability
 
 
 class CausalLM(nn.Module):
-    """A language model of pre-norm blocks with causal attention and a linear head (Borji 2023, §3.3).
+    """A language model, by default of pre-norm blocks with causal attention, and with a linear head (Borji 2023, §3.3).
 
-    First, x = embedding(tokens). Each of `depth` blocks computes x = x + Drop(Attn(LN(x))) and x = x + Drop(FF(LN(x))).
-    The output is logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`. The default `style` has the feed-forward
-    network FF: dim → 4 dim → ReLU → dim.
+    First, x = embedding(tokens). With the default `style`, each of `depth` blocks computes x = x + Drop(Attn(LN(x)))
+    and x = x + Drop(FF(LN(x))), with the feed-forward network FF: dim → 4 dim → ReLU → dim. The output is
+    logits = LN(x) Wᵀ + b, or x Wᵀ + b without `final_norm`.
 
     >>> import torch
     >>> from kvt.models.embedding import LearnedPositions
@@ -87,8 +87,9 @@ class CausalLM(nn.Module):
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        The embedding must have no table of positions, and no attention may override a method that can use absolute
-        positions. kvt's own `rotate`, `merge` and `attend` depend only on distances.
+        The embedding must have no table of positions. Attentions must not override `forward`, `gain_and_bias`, `logits`
+        or `attention_weights`, because an override might use absolute positions. Of `rotate`, `merge` and `attend`,
+        only kvt's own overrides are allowed: their results depend on distances alone.
         """
 
         def is_relative(attention: type) -> bool:

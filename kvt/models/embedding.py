@@ -17,7 +17,8 @@ from kvt.system import UserError, require_choice, require_positive, require_prob
 class Embedding(nn.Module):
     """Token embedding Drop(s · E[token] + P[position]): int64 (B, N) → (B, N, dim).
 
-    The first token has position `start`. In this class P = 0. Subclasses define a table P, (max_len, dim).
+    The argument `start` of `forward` is the position of the first token. In this class P = 0. Subclasses define a table
+    P, (max_len, dim).
 
     Args:
         max_len: length of the longest sequence.
@@ -64,7 +65,7 @@ class LearnedPositions(Embedding):
 
 
 class SinusoidalPositions(Embedding):
-    """A scaled token embedding with sinusoidal positions P (Vaswani et al. 2017, §3.4 and §3.5); `dim` must be even."""
+    """A token embedding, scaled by default, with sinusoidal P (Vaswani et al. 2017, §3.4, §3.5); `dim` must be even."""
 
     has_table = True
 
@@ -85,7 +86,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return arguments of an attention; with rotary `positions`, rope is 1 unless `given` or the class has a value."""
+    """Return `given`, the arguments of an attention; rotary `positions` add rope=1 unless it or the class sets rope."""
     own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 

@@ -74,7 +74,7 @@ def _draw(
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits, tokens = logits.float().topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    # a temperature below 1e-30 might overflow, and 1e-30 already draws only the most likely token
+    # division by less than 1e-30 might overflow; a temperature of 1e-30 already draws only the most likely token
     probabilities = (logits / max(temperature, 1e-30)).softmax(-1)
     if top_p is not None:  # exclude a token if more likely tokens already have the total probability `top_p`
         probabilities = probabilities.masked_fill(probabilities.cumsum(1) - probabilities >= top_p, 0)
@@ -110,8 +110,9 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     """Translate a batch by beam search, which extends the `beam` most likely prefixes (hypotheses) of each sentence.
 
     The result for a sentence is the finished translation with the greatest mean log-probability per token, including
-    `eos`. The search stops at `beam` finished translations, if the most likely hypothesis has no greater mean than the
-    best of them. Arguments and result are as in `greedy`, which gives equal results for `beam` = 1.
+    `eos`. The search for a sentence stops if `beam` translations are finished, and the mean of the most likely
+    hypothesis is not greater than that of the best translation. After `model.max_len` tokens, all hypotheses count as
+    finished. Arguments and result are as in `greedy`, which gives equal results for `beam` = 1.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each

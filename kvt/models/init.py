@@ -1,4 +1,4 @@
-"""Functions that initialise weights of a model; all weights that a docstring does not name keep torch's values."""
+"""Functions that initialise weights of a model. Weights that a function's docstring does not name are not changed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +30,9 @@ def xavier(model: nn.Module) -> None:
 
 
 def gpt2(model: CausalLM) -> None:
-    """Initialise a language model as in GPT-2: matrices from N(0, 0.02²), biases with 0 (Radford et al. 2019, §2.3).
+    """Initialise a `CausalLM` that has tied=True as in GPT-2 (Radford et al. 2019, §2.3).
+
+    Embeddings and the matrices of attention and feed-forward layers come from N(0, 0.02²), and biases are 0.
 
     The standard deviation of the last matrix of each residual branch is divided by √(2 · number of layers).
     """

@@ -20,7 +20,7 @@ class Predictions(NamedTuple):
     states: Tensor  # input of `head`, (…, D); if `head` is None, the logits, (…, C)
     targets: Tensor  # classes, int64 (…)
     head: nn.Module | None = None  # last layer of the model, which computes logits
-    ignore: int = IGNORE  # positions with this target do not count; if it is a class, such as padding, t = 0 for it
+    ignore: int = IGNORE  # targets that do not count; if it is a class, such as padding, its target probability is 0
 
 
 class Losses(NamedTuple):
@@ -87,7 +87,7 @@ class _Aim:
         return (0 if self.pad is None else x.select(1, self.pad)) - total
 
     def subtract(self, p: Tensor, target: Tensor) -> Tensor:
-        """Return p − t, computed in place of p, (P, C): the gradient of −Σ_c t_c log p_c with respect to the logits."""
+        """Return p − t, computed in place in p, (P, C): the gradient of −Σ_c t_c log p_c with respect to the logits."""
         slope = p.sub_(self.other) if self.other else p
         if self.pad is not None:
             slope[:, self.pad] += self.other

@@ -41,7 +41,7 @@ class DecoderState:
 class Seq2Seq(nn.Module):
     """A pre-norm encoder and decoder with final norms and sinusoidal positions (Borji 2023, §3.3).
 
-    Cross-attention is `QKV` with every variant of self-attention (§2). The default `style` has the feed-forward network
+    Cross-attention is `QKV` for every variant of self-attention (§2). The default `style` has the feed-forward network
     dim → 4 dim → ReLU → Drop → dim. Dropout is also applied to every residual branch and to the embeddings. `xavier`
     initialises all linear weights and embeddings.
 

@@ -19,9 +19,9 @@ class Tagger(nn.Module):
     """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
     Each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))). The default `style` has the
-    feed-forward network FF: dim → 2 dim → ReLU → dim. The head is dim → dim → LN → ReLU → Drop → outputs.
-    `xavier_attention` initialises the attention projections. A subclass defines `forward`, which must return the result
-    of `label`.
+    feed-forward network FF: dim → 2 dim → ReLU → Drop → dim. The head is dim → dim → LN → ReLU → Drop → outputs.
+    `xavier_attention` initialises the attention projections. A subclass defines `forward`, which computes its result by
+    `label`.
 
     `embed` is a linear layer from an element to the model width. `outputs` is the number of outputs per element.
     """
@@ -113,9 +113,9 @@ class SetScorer(Tagger):
 
     Args:
         attention, heads, dim, settings: as in `ListTagger`.
-        max_len: number of images of the largest set, for a named attention with positions, such as "kv+pos".
+        max_len: number of images of the largest set, if `attention` names a class with positions, such as "kv+pos".
         feature_dim: number of features of an image.
-        dropout: dropout probability in features, and as in `Tagger`.
+        dropout: dropout probability of the features, and of `Tagger`.
     """
 
     def __init__(

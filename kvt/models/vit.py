@@ -28,7 +28,7 @@ class ViT(nn.Module):
     """A vision transformer of pre-norm blocks over patches and a class token, without final norm (Borji 2023, §3.2).
 
     Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. The
-    default `style` has the feed-forward network dim → dim → GELU → dim. The head is dim → dim → GELU → classes.
+    default `style` has the feed-forward network dim → dim → GELU → Drop → dim. The head is dim → dim → GELU → classes.
 
     >>> sizes = {"channels": 3, "height": 8, "width": 8, "classes": 10, "patch": 4, "dim": 16, "depth": 2}
     >>> ViT("kv", heads=4, **sizes)(torch.zeros(5, 3, 8, 8)).shape
@@ -85,7 +85,7 @@ class ViT(nn.Module):
 
 
 def count_tokens(height: int, width: int, patch: int) -> int:
-    """Return the number of patches and the class token; raise UserError unless `patch` divides height and width."""
+    """Return the number of patches plus one class token; raise UserError unless `patch` divides height and width."""
     if patch < 1 or height % patch or width % patch:
         raise UserError(f"patch={patch} must divide width and height of the image, {width}x{height} pixels")
     return (height // patch) * (width // patch) + 1
