@@ -79,7 +79,7 @@ class BackboneFeatures:
 
     @property
     def content(self) -> str:
-        return self._hash(self.images.content)  # not of the features, whose last digits differ between machines
+        return self._hash(self.images.content)  # no hash of features: their last digits differ between machines
 
     def load(self) -> Splits:
         """Return features and labels in the form that `read_features` returns."""
@@ -186,7 +186,7 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split uses derive_seed(self.seed)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split has derive_seed(self.seed)
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)

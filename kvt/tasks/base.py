@@ -79,7 +79,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """The running means since the last log, by name such as "val/loss"; in a plain dict, they are no submodules."""
+        """Running means since the last log, by name such as "val/loss"; in a plain dict, they are not submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
