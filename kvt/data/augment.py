@@ -11,7 +11,7 @@ Range = tuple[float, float]
 def random_resized_crop_flip(
     images: Tensor, scale: Range = (0.8, 1.0), ratio: Range = (0.9, 1.1), flip: float = 0.5
 ) -> Tensor:
-    """Apply `RandomResizedCrop(scale, ratio)` and `RandomHorizontalFlip(flip)` to each image independently.
+    """Apply torchvision's `RandomResizedCrop(scale, ratio)` and `RandomHorizontalFlip(flip)` to each image alone.
 
     `images` are (B, C, H, W), uint8 or float. The result is float32, with the shape and range of values of `images`.
     Random numbers come from torch's default generator of the device of `images`.
@@ -25,8 +25,8 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4), as `RandomResizedCrop.get_params` does.
 
     The area of a box divided by the area of the image is uniform in `scale`, and width / height is log-uniform in
-    `ratio`. The first of ten sizes that fits into the image gets a uniform position. If none fits, the box is the
-    largest centred box of an allowed ratio.
+    `ratio`. Ten sizes are drawn for each box. The first size that fits into the image is used, at a uniform position.
+    If none fits, the box is the largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -48,8 +48,9 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
 def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
-    The result is Rᵢ · imageᵢ · Cᵢᵀ, float32 (B, C, H, W), where Rᵢ, (H, H), and Cᵢ, (W, W), hold the weights of PIL's
-    antialiased bilinear filter. PIL's `crop(...).resize(..., BILINEAR)` gives equal numbers, rounded to integers.
+    Image i of the result, float32 (B, C, H, W), is Rᵢ · imageᵢ · Cᵢᵀ in each channel. Rᵢ, (H, H), and Cᵢ, (W, W), are
+    weights of PIL's antialiased bilinear filter. PIL's `crop(...).resize(..., BILINEAR)` gives equal numbers, rounded
+    to integers.
 
     `images` are (B, C, H, W), uint8 or float. `boxes`, (B, 4), are (top, left, height, width) in whole pixels, inside
     the image. `flip` is bool (B,).
@@ -67,7 +68,7 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
 
-    The weights of an output pixel form a triangle around its centre, which is wider if the crop is larger than `size`.
+    The weights of an output pixel form a triangle around its centre. The triangle is wider if `length` exceeds `size`.
     `start` and `length` have shape (B,). `out` contains the indices of output pixels, (size) or (B, size).
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)

@@ -34,7 +34,7 @@ def require_file(path: str | Path, remedy: str) -> None:
 
 
 def state_of(path: str | Path) -> str:
-    """Return size, modification time and inode change time of a file; no program can set the inode change time."""
+    """Return a file's size, modification time and inode change time; no program can set the latter time back."""
     state = os.stat(path)
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
@@ -46,7 +46,7 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]
     folder = data_dir / ".cache"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # 0o666 regardless of the umask
+        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # any user may lock the file
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
     with lock:
@@ -57,7 +57,7 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
     """Return the path `data_dir/name`, after downloading the file unless it exists. A .gz file is unpacked.
 
-    A downloaded file must have the SHA-256 `remote.sha256`. An existing file may be the user's own file.
+    A downloaded file must have the SHA-256 `remote.sha256`. An existing file is not checked: it may be the user's own.
     """
     path, packed = data_dir / name, remote.url.endswith(".gz")
 
@@ -75,7 +75,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
 
 @contextmanager
 def available(name: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns any other error into a UserError with the name of the data and the remedy."""
+    """Context manager that turns any error except UserError into a UserError with the name of the data and `remedy`."""
     try:
         yield
     except UserError:

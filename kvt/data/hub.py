@@ -35,9 +35,10 @@ def base_name(named: str) -> str:
 
 
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return the rows of each split ("train", "val", "test"), and the only column of each kind.
+    """Return a dict from each split, such as "train" or "val", to its rows; and the names of the columns of `kinds`.
 
-    A kind is the type of a feature, or "string". Raises UserError for other columns, or without a `needed` split.
+    A kind is the type of a feature, such as "Image", or "string". Raises UserError unless each kind has exactly one
+    column, all splits have the same features, and all `needed` splits exist.
     """
     import datasets  # an optional dependency
 
@@ -60,7 +61,7 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
 
 
 def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
-    """Return the classes, the encoded images and labels of each split, and the files that hold them."""
+    """Return the class names, a dict from each split to pairs (encoded image, label), and the paths of all files."""
     splits, (image, label) = load(named, ("Image", "ClassLabel"), "train", "test")
     import datasets
 
@@ -94,7 +95,7 @@ class HubCorpus:
         return "\n".join([self.root, *(f"{path} {state_of(path)}" for path in _files(self._loaded[0]))])
 
     def splits(self) -> dict[str, Iterator[str]]:
-        """Return a dict from "train", and "val" if there is this split, to its documents."""
+        """Return a dict that maps "train", and "val" if the data set has it, to the documents of the split."""
         splits, (column,) = self._loaded
         found = {split: splits[split][column] for split in ("train", "val") if split in splits}
         return {split: (plain(text) for text in texts if text is not None) for split, texts in found.items()}

@@ -23,12 +23,16 @@ from kvt.data.hub import base_name, is_hub, list_images
 from kvt.data.tensor_files import SPLITS, Splits, cache_splits, fingerprint, read_splits
 from kvt.system import UserError, require_choice, require_positive
 
-# PIL detects formats by content, and would start Ghostscript for PostScript files
+# the formats that PIL may read: PIL detects formats by content, and would start Ghostscript for PostScript files
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """Return the classes, and paths and labels of the images of each split: `root/train/<class>/`, test/ and val/."""
+    """Return the names of the classes, and a dict from each split to the paths and labels of its images.
+
+    The images are in `root/train/<class>/`, and in `test/<class>/`, `val/<class>/` or both. Raises UserError if the
+    images of a split are missing, or if test/ or val/ has a class that train/ has not.
+    """
     found = {}
     try:
         classes, numbers = find_classes(root / "train")
@@ -45,7 +49,7 @@ def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]
 
 
 def read_image(file: str | BytesIO, name: str) -> Image.Image:
-    """Return the image in a file, grey ("L") or RGB; raise a UserError with the name if the file is damaged."""
+    """Return the image in a file, grey ("L") or RGB; raise a UserError with `name` if it is unreadable."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             return grey_or_rgb(image)
@@ -58,7 +62,7 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Resize an image in proportion, to the least size that covers width x height; return the centre of this size."""
+    """Resize an image in proportion to the least size that covers width x height; crop its centre to width x height."""
     return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
 
 
@@ -66,8 +70,9 @@ class DecodedImages:
     """Images from a folder (see `list_folder`) or a Hugging Face data set (see `list_images`), decoded once.
 
     The images are grey if all files are grey, otherwise RGB. With `image_size`, the shorter side is resized to
-    `image_size` pixels, and the centre is cropped to a square. The tensors are cached in `data_dir/.cache`, in a file
-    that is named after the paths, sizes and times of all image files.
+    `image_size` pixels, and the centre is cropped to a square; otherwise, all images must have one size. The tensors
+    are cached in `data_dir/.cache`. The name of the cache has a hash of `image_size` and of the paths, sizes and times
+    of all image files.
     """
 
     def __init__(self, root: Path, name: str, data_dir: Path, image_size: int | None = None) -> None:
@@ -92,7 +97,7 @@ class DecodedImages:
         cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of the files of a split, relative to the root; None for a Hugging Face data set."""
+        """Return the paths of the files of a split, relative to the root; None if there are no such files."""
         return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
     @property
@@ -145,9 +150,9 @@ class ImageSet:
     Args:
         shape: shape of an image, (C, H, W).
         classes: names of the classes.
-        read: function of data_dir, "train" or "test", and whether to download missing files, that returns images,
-            uint8 (N, C, H, W), and labels, int64 (N,).
-        mean, std: mean and standard deviation of the pixels, from 0 to 1: one number, or one number for each channel.
+        read: function read(data_dir, split, download) that returns images, uint8 (N, C, H, W), and labels, int64 (N,),
+            of the split "train" or "test". If `download` is true, it downloads missing files.
+        mean, std: mean and standard deviation of pixels scaled to [0, 1]: one number, or one number for each channel.
     """
 
     shape: tuple[int, int, int]
@@ -168,7 +173,7 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tupl
     return read
 
 
-# mean and std are those of MNIST and of CIFAR-10
+# FashionMNIST has the mean and std of MNIST, and CIFAR-100 those of CIFAR-10
 DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
 OBJECTS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -208,7 +213,7 @@ class KnownImages:
 
 
 ImageSource = DecodedImages | KnownImages
-"""A source of images. Its `key` names caches of what is computed from the images; `content` is a hash of them."""
+"""A source of images. `key` names caches of results. `content` identifies the images, by a hash or by name."""
 
 
 def open_images(
@@ -218,7 +223,10 @@ def open_images(
     image_size: int | None = None,
     sets: Mapping[str, ImageSet] = SETS,
 ) -> ImageSource:
-    """Return the images in `root` if given, else in the folder `data_dir/dataset` if it exists, else of a known set."""
+    """Return the images in `root` if given, else in `data_dir/dataset` if it has train/, else of a known data set.
+
+    Raises UserError if `sets` has no `dataset`, or if `image_size` is given for a known data set.
+    """
     if root is not None:
         name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))
         return DecodedImages(root, name, data_dir, image_size)

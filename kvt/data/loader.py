@@ -1,4 +1,4 @@
-"""Data loaders for tensors in memory. The order of rows and all randomness depend only on (seed, epoch, batch)."""
+"""Data loaders for tensors in memory, whose random numbers depend only on seed, epoch, batch and process."""
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -25,7 +25,7 @@ def seed_generators(seed: int) -> None:
 
 
 class Batches:
-    """Data loader of tensors with equal numbers of rows; after an interruption, it continues with the next batch.
+    """Data loader of tensors with equal numbers of rows. `load_state_dict` continues an epoch with the next batch.
 
     With `shuffle`, the loader yields the rows of epoch e in the `random_order` of (seed, e). With `reseed`, it seeds
     torch's generators with (seed, e, batch, rank) before each batch, so that dropout does not depend on earlier
@@ -35,14 +35,15 @@ class Batches:
     the b-th batches of all processes together equal batch b of a single process with w times the batch size. Without
     `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
 
-    Tensors that take at most `GPU_SHARE` of a GPU's free memory are moved to the GPU before the first batch.
+    The tensors are moved to a GPU before the first batch if they take at most `GPU_SHARE` of its free memory. Raises
+    UserError if there are too few rows for a batch in each process.
 
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.
         batch_size: number of rows in a batch of one process.
         shuffle: whether rows are in random order, with a new order in each epoch.
         mix: whether rows are in random order, with the same order in each epoch; not used with `shuffle`.
-        drop_last: whether to drop the last batch if it has fewer than `batch_size` rows.
+        drop_last: whether to drop the last batch if it has fewer than `batch_size` rows; only with `shuffle`.
         reseed: whether to seed torch's generators before each batch; default: `shuffle`.
         seed: seed of the order of the rows and of torch's generators.
         rank, world_size: index of this process, and number of processes.
@@ -131,7 +132,7 @@ class Batches:
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the state, so that the next iteration begins with the batch that was next at `state_dict`."""
+        """Restore the state: the next iteration begins with the batch that was next when `state_dict` was called."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
@@ -139,7 +140,7 @@ class Batches:
 class SentenceBatches(Batches):
     """Data loader that trims padded sentences to the longest sentence of a batch, and adds row numbers to the batch.
 
-    `sentences` are int64 (rows, longest), padded with `pad`, in one or two languages. With `shuffle`, a batch has
+    `sentences` has a tensor for each language, int64 (rows, longest), padded with `pad`. With `shuffle`, a batch has
     sentences of similar length: in each epoch, the rows are shuffled and cut into pools of a hundred batches. Each pool
     is sorted by the lengths in the first language, then in the second, and cut into batches, which are shuffled within
     the pool. The batches of w processes together do not equal a batch of a single process.
@@ -182,13 +183,13 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a view, whose rows may overlap, on a device; copy the storage of the view unless the device has it."""
+    """Move the whole storage of a tensor to a device, and return the same view of it; its rows may overlap."""
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def row_hashes(examples: Tensor) -> Iterator[bytes]:
-    """Yield a hash of 16 bytes for each row of a tensor, which is equal for equal rows.
+    """Yield a hash of 16 bytes for each row of a tensor. Equal rows have equal hashes.
 
     >>> same, other, again = row_hashes(torch.tensor([[1, 2], [1, 3], [1, 2]]))
     >>> (same == again, same == other)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 UNPUBLISHED = "not_published"  # key of the phrase that `other_counts` returns, in the notes of a result
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
-COUNTS: Mapping[str, Mapping[str, int]] = {  # examples of each split; characters of a text
+COUNTS: Mapping[str, Mapping[str, int]] = {  # number of examples in each split; for a text, number of characters
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},
     "multi30k": {"train": 29_000, "val": 1_014, "test": 1_000},
     "tinyshakespeare": {"text": 1_115_394},
@@ -12,7 +12,7 @@ COUNTS: Mapping[str, Mapping[str, int]] = {  # examples of each split; character
 
 
 def other_counts(name: str, counts: Mapping[str, int]) -> str | None:
-    """Return a phrase that compares sizes of a known data set with published sizes, or None if all sizes agree.
+    """Return a phrase that compares sizes of a data set with its published sizes; None if all agree or none is known.
 
     >>> other_counts("cifar10", {"train": 50_000, "test": 1_000})
     'cifar10 has 1,000 in test instead of 10,000'

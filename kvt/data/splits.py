@@ -12,7 +12,7 @@ from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """A function that draws a given number of examples, and returns tensors, of which the first is the model's input."""
-Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # replaces examples by others of equal kind
+Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # returns other examples of the same kinds
 HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to each split except the first
 
 
@@ -27,16 +27,18 @@ def draw_apart(
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
-    a different distribution. To avoid this bias, pass `redraw`. If the drawn splits have an example in common, a hash
-    of the input then assigns every possible example to one split, and `redraw` replaces each example in a wrong split.
+    a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an example in
+    common, a hash of the input assigns every possible example to one split, and `redraw` replaces each example that is
+    in a wrong split.
 
     Args:
         draw: function that draws the examples of a split.
         sizes: dict that maps the name of each split to its number of examples.
         seed: seed of all draws.
-        tries: number of times that examples are replaced before the function raises ValueError.
-        redraw: function that replaces examples by examples of equal kind, of which all splits have equal fractions.
-        by_hash: whether a hash assigns examples to splits even if the drawn splits have no example in common.
+        tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
+        redraw: function that replaces examples by others of the same kinds, such as equal numbers of questions, so that
+            the splits keep the fractions of the kinds.
+        by_hash: with `redraw`: whether a hash assigns examples to splits even if the splits have no example in common.
     """
     names = [*sizes]
     generators = [torch.Generator().manual_seed(derive_seed(seed, stream)) for stream in range(len(names))]

@@ -1,4 +1,4 @@
-"""Read files of tensors without running code, and cache tensors in the data folder, which users may share."""
+"""Read files of tensors without running code in them, and cache tensors in the data folder, which users may share."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
-    """Return the content of a file that torch.save wrote, plain data and CPU tensors; run no code in the file."""
+    """Return the plain data and CPU tensors that torch.save wrote to a file; run no code in the file."""
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return the memory-mapped tensors of a file with the content `LAYOUT`; raise UserError if they are unreadable."""
+    """Return the memory-mapped tensors of a file like `LAYOUT`, with splits `names`; UserError if it is unreadable."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
@@ -46,8 +46,8 @@ def fingerprint(splits: Splits) -> str:
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    The file may have other floating-point and integer dtypes. Raises UserError with the name of the file if a label is
-    negative, a feature is not finite as float32, or dtypes or shapes do not fit.
+    The file may have other floating-point and integer dtypes. Raises UserError with the name of the file if it is
+    unreadable, a split is empty, a label is negative, a feature is not finite as float32, or a dtype or shape is wrong.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]

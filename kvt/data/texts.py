@@ -13,11 +13,11 @@ from kvt.data.files import require_file, state_of
 from kvt.system import UserError
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))  # Python's standard library (PSF licence), which every user has
-PACKAGES = ("site-packages", "__pycache__")  # folders that are left out; in LIBRARY, they are not Python's
+PACKAGES = ("site-packages", "__pycache__")  # folders left out: in LIBRARY, they have other packages and bytecode
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return the text of a UTF-8 file, as `decode_text`; raise UserError if it is missing, empty or not UTF-8."""
+    """Return what `decode_text` returns for a file; raise UserError if the file is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -25,16 +25,16 @@ def read_text(path: Path, remedy: str = "name a text file") -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Return the text of a UTF-8 file, as `plain`; raise a UserError with the name of the file if it is not UTF-8."""
+    """Decode the bytes of a file, and return the `plain` text; raise a UserError with `name` if they are not UTF-8."""
     try:
-        return plain(raw.decode("utf-8"))  # positions in errors of "utf-8-sig" do not count the bytes of the mark
+        return plain(raw.decode("utf-8"))  # errors of "utf-8-sig" give positions without the mark
     except UnicodeDecodeError as error:
         remedy = "convert it, e.g. Western European text from Windows with iconv -f cp1252 -t UTF-8"
         raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
 
 
 def fingerprint(text: str) -> str:
-    """Return a hash of a text as 16 hexadecimal digits; `result.json` records this hash as `content`."""
+    """Return a hash of a text as 16 hexadecimal digits."""
     return hashlib.sha256(f"{len(text)} {text}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
@@ -51,22 +51,23 @@ def nfc(text: str) -> str:
 class Corpus:
     """The documents of a UTF-8 file, or of the UTF-8 files in a folder and its subfolders.
 
-    The files of a folder have a random order that depends only on the names of the files, so that the last part, for
-    validation, is a random selection. Files that are not UTF-8, and names that begin with a dot, are left out.
+    The files of a folder have a random order that depends only on their relative paths. The last files of this order,
+    which are used for validation, are therefore a random selection. Empty files, files in a folder that are not UTF-8,
+    files and folders with names that begin with a dot, and the folders `PACKAGES` are left out.
 
     Args:
         root: path of a UTF-8 file, or of a folder.
-        pattern: pattern of the names of files in the folder, such as "*.txt".
+        pattern: shell pattern of the names of files in the folder, such as "*.txt".
         separator: string between the documents of a file; None means that every file is one document.
     """
 
     def __init__(self, root: Path, pattern: str = "*", separator: str | None = None) -> None:
         self.root, self.pattern, self.separator = root, pattern, separator
-        self.not_utf8: list[str] = []  # the files that `documents` has left out
+        self.not_utf8: list[str] = []  # the files that `documents` has left out because they are not UTF-8
 
     @cached_property
     def files(self) -> list[Path]:
-        """All files that match `pattern` and are not empty; raises UserError if there are no such files."""
+        """The file `root`, or the files in it that match `pattern`, unless empty; UserError if there are none."""
         listed = [self.root] if self.root.is_file() else self._listed()
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())
@@ -75,7 +76,7 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """A string that changes if the name, size or time of a file changes, or if the separator changes."""
+        """A string that changes if the path, size or time of a file changes, or if the separator changes."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def splits(self) -> dict[str, Iterator[str]]:

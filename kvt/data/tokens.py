@@ -31,15 +31,16 @@ from kvt.system import UserError, atomically, sha256_of, write_atomically
 IGNORE = -100  # target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy
 UNK = "<unk>"  # replaces unknown symbols if the vocabulary contains it
 END = "<|endoftext|>"  # text of the end token, which follows each document that is encoded as bytes or byte pairs
-PART = 2**16  # characters of a text that one CPU core encodes at a time
+PART = 2**16  # least number of characters in each part of a text but the last; CPU cores encode parts in parallel
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Where GPT-2's pre-tokenizer always splits: before a space between letters, after a line end without white space."""
+"""Places where GPT-2's pre-tokenizer always splits a text: before a space between two letters; and after a line end,
+unless white space precedes the line end, or white space or "/" follows it."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
-    """Return the special symbols, then all symbols that occur at least `min_freq` times, in order of frequency.
+    """Return the special symbols, then all symbols that occur at least `min_freq` times, the most frequent first.
 
     >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
@@ -48,7 +49,9 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """Mapping between symbols, compared in Unicode's form NFC, and ids, their positions in the list `vocab`.
+    """A mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
+
+    Symbols that are equal in Unicode's form NFC are the same symbol.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -89,10 +92,10 @@ class Vocabulary:
 
 
 class Bytes:
-    """A tokenizer for text in UTF-8, with one token for each of the 256 bytes, and the end token `END`.
+    """A tokenizer for text in UTF-8, with one token for each of the 256 byte values, and the end token `END`.
 
-    `pieces` has the bytes of each token, and no bytes for the end token, whose id is `end`. From `definition`,
-    `tokens_of` makes an equal tokenizer.
+    `pieces` has the bytes of each token, and no bytes for the end token, whose id is `end`. `tokens_of(definition)`
+    returns an equal tokenizer.
     """
 
     definition = "bytes"
@@ -137,7 +140,8 @@ class BytePairs(Bytes):
     """A byte-level BPE tokenizer of the library `tokenizers`; `definition` is the content of a tokenizer.json.
 
     Truncation, padding and dropout in the definition are ignored. If a text contains the name of a special token, the
-    name is encoded as ordinary text, so that the end token `END` occurs only at the end of documents.
+    name is encoded as ordinary text, so that the end token `END` occurs only at the end of documents. Raises
+    UserError with `name` in the message if the definition is not that of a byte-level BPE.
     """
 
     def __init__(self, definition: str, name: str = "tokenizer") -> None:
@@ -153,7 +157,7 @@ class BytePairs(Bytes):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([END])  # in the file, the token may be missing or ordinary
+        self.tokenizer.add_special_tokens([END])  # `definition` may lack it or have it as an ordinary token
         self.tokenizer.encode_special_tokens = True  # encode names of special tokens as ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[END], name
@@ -161,13 +165,13 @@ class BytePairs(Bytes):
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
         for i, token in self.tokenizer.get_added_tokens_decoder().items():
-            self.pieces[i] = b"" if i == self.end else token.content.encode()  # not written in GPT-2's alphabet
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # plain text, not in `_alphabet`
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_parts(self, text: str) -> Iterator[Sequence[int] | np.ndarray]:
-        """Yield the ids of a text in parts, encoded by all CPU cores; raise UserError if they decode to other text."""
+        """Yield the ids of a text in parts, encoded on all CPU cores; raise UserError if they decode to other text."""
         parts = _parts(text)
         while several := [*islice(parts, 64)]:
             encoded = self.tokenizer.encode_batch_fast(several, add_special_tokens=False)
@@ -179,12 +183,15 @@ class BytePairs(Bytes):
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokenizer for a definition: "bytes", or the content of a tokenizer.json with `name` in messages."""
+    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json; `name` is for errors."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read the tokenizer.json of a byte-level BPE tokenizer; raise UserError if the file has other content."""
+    """Read the tokenizer.json of a byte-level BPE tokenizer.
+
+    Raises UserError if the file is missing or has other content.
+    """
     require_file(path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's")
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 
@@ -201,7 +208,8 @@ def first_of(texts: Iterable[str]) -> Iterator[str]:
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     """Train a byte-level BPE tokenizer on texts; return the content of its tokenizer.json.
 
-    The tokenizer has at most `vocab_size` tokens, including 256 bytes and `END`. Raises UserError for at most 257.
+    The tokenizer has at most `vocab_size` tokens, including 256 bytes and `END`. Raises UserError for a `vocab_size` of
+    257 or less.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")
@@ -227,14 +235,14 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return the character of each byte in GPT-2's vocabulary: in Latin-1 if printable, else from U+0100 on."""
+    """Return GPT-2's character for each byte: its character in Latin-1 if printable, else one from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 class TokenFile:
-    """A memory-mapped file of the tokens of a corpus, below `data_dir`. An end token follows each document."""
+    """The tokens of a corpus, in a memory-mapped file below `data_dir`. Each document with text has an end token."""
 
     def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
@@ -244,15 +252,15 @@ class TokenFile:
         self.dtype = np.dtype("<i2" if len(tokens.pieces) <= 2**15 else "<i4")
 
     def load(self) -> Tensor:
-        """Return the tokens, int16 or int32 (T,), after writing the file unless it exists.
+        """Return the tokens, int16 or int32 (T,); write the file first if it does not exist.
 
-        Sets `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out; and `cut`, the position
-        where a validation split given by the corpus begins, or None.
+        Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out because
+        they are not UTF-8; and `cut`, where the corpus's own validation split begins, None without such a split.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
         self.content, self.not_utf8, self.cut = about["content"], about["not_utf8"], about["cut"]
-        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # writable, for torch
+        return torch.from_numpy(np.memmap(self.path, self.dtype, mode="c"))  # writable: torch warns otherwise
 
     def _make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -270,12 +278,12 @@ class TokenFile:
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
-    """Return the positions where documents begin, int64 (D,): 0, and those after each `end` but the last token."""
+    """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` that is not last."""
     return torch.cat([torch.zeros(1, dtype=torch.long), (tokens[:-1] == end).nonzero().squeeze(1) + 1])
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position of the token that begins the last part of the text, a fraction `share` of all bytes."""
+    """Return the position of the first token of the last part of a text, which has a fraction `share` of all bytes."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part

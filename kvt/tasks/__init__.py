@@ -1,4 +1,4 @@
-"""The tasks of kvt. Each file has the data module and the Lightning module of one family of tasks."""
+"""The tasks of kvt. Each family of tasks has a file with its data modules and its Lightning modules."""
 
 from kvt.tasks.anomaly import AnomalyTask, SetAnomalies
 from kvt.tasks.base import Classification, Task

@@ -36,7 +36,7 @@ from kvt.tasks.options import BlockTask
 from kvt.tune import MetaParameters
 
 BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
-BATCH = 64  # images per batch; with it, activations of a large transformer fit into a small GPU
+BATCH = 64  # images per batch: so few that the activations of a large transformer fit into a small GPU
 
 
 class FeatureFile:
@@ -79,7 +79,7 @@ class BackboneFeatures:
 
     @property
     def content(self) -> str:
-        return self._hash(self.images.content)  # not of the features, whose last digits differ between machines
+        return self._hash(self.images.content)  # no hash of features: their last digits differ between machines
 
     def load(self) -> Splits:
         """Return features and labels in the form that `read_features` returns."""
@@ -148,7 +148,7 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""A source of features. The location of its files does not affect `content`, a hash."""
+"""A source of features. `content` is a hash, which does not depend on the paths of files."""
 
 
 class SetBatches(Batches):
@@ -161,7 +161,7 @@ class SetBatches(Batches):
     ([3.0], 2)
 
     Image r is the anomaly of set r. The other S − 1 images of the set are drawn uniformly, without repetition, from one
-    other class. With `shuffle` (training), sets are drawn for each batch from torch's default generator, which
+    other class. With `shuffle` (training), sets are drawn for each batch with torch's default generator, which
     `Batches` seeds. Without `shuffle`, all sets are drawn once, and depend only on the seed.
 
     Args:
@@ -186,7 +186,7 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split uses derive_seed(self.seed)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split has derive_seed(self.seed)
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)
@@ -207,21 +207,23 @@ class SetBatches(Batches):
 
 
 class SetAnomalies(TaskData):
-    """Sets of image features with one anomaly. A batch is (float32 (B, S, feature_dim), anomaly positions, int64 (B,)).
+    """Sets of image features with one anomaly. A batch is (sets, float32 (B, S, feature_dim); positions, int64 (B,)).
 
-    The anomaly is an image of another class than all other images of the set. In an epoch, every image of a split is
-    the anomaly of one set. Training sets are drawn anew in every epoch. Validation and test sets are drawn once, and
-    depend on the seed. A pretrained network computes the features once, and a file keeps the features.
+    `positions` are those of the anomalies. The anomaly is an image of another class than all other images of the set.
+    In an epoch, every image of a split is the anomaly of one set. Training sets are drawn anew in every epoch.
+    Validation and test sets are drawn once, and depend on the seed. A pretrained network computes the features, which
+    are cached in a file.
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
-        root: folder of your own images, train/<class>/ and test/<class>/; or hf:NAME, as for images. Replaces dataset.
+        root: folder of your own images, train/<class>/ and test/<class>/; or hf:NAME, as in `Images`. Replaces dataset.
         backbone: network that computes the features, the name of a torchvision classifier.
         weights: path of your own weights, a state dict of the backbone; default: torchvision's weights, downloaded.
         features: path of a file of features, which replaces images and backbone. Save such a file with
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: number of images in a set, including the anomaly.
-        anomaly_position: random; or last, as in the public tutorial. kv+pos finds a last anomaly by its position alone.
+        anomaly_position: random; or last, as in the tutorial on which the task is based. kv+pos finds a last anomaly by
+            its position alone.
         val_size: fraction of each class's training images that is used for validation.
     """
 

@@ -23,7 +23,7 @@ from kvt.tasks.metrics import ACC, ACCUM_DTYPE, LOSS, Mean, Metric
 from kvt.tasks.optimizers import make_optimizer
 from kvt.tasks.schedules import require_schedule, with_schedule
 
-Spec = dict  # if values had a type, jsonargparse would parse their texts as YAML
+Spec = dict  # without a type of values: with one, jsonargparse would parse strings in the dict as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
 MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and all else
 
@@ -32,10 +32,11 @@ class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
-    learning rate is constant unless the subclass passes the arguments of `set_rate` to `super().__init__(spec, …)`.
+    learning rate is constant unless the subclass passes other arguments of `set_rate` to `super().__init__(spec, …)`.
 
-    A metric of an epoch is the mean over all predictions of the epoch, regardless of the batch size. A training metric
-    is logged every `log_every_n_steps` training steps, as the mean over the training steps since the last log.
+    A validation or test metric is the mean over all predictions of an epoch, regardless of the batch size. A training
+    metric is the mean over the training steps since it was last logged. It is logged every `log_every_n_steps` training
+    steps, before each validation, and at the end of each epoch.
     """
 
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
@@ -58,7 +59,10 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Replace a text or None as `object` does. nn.Module is slower, and the Trainer does so about 50 times a step."""
+        """Skip the slow checks of nn.Module if an existing attribute is set to a string or None.
+
+        The Trainer sets such attributes about 50 times a step.
+        """
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -75,7 +79,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means of metrics since they were last logged, by name such as "val/loss"; not submodules."""
+        """Running means since the last log, by name such as "val/loss"; in a plain dict, they are not submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -83,7 +87,7 @@ class Task(L.LightningModule, ABC):
 
     @property
     def attn(self) -> str:
-        """The name of the attention, or the name of the class if the task has no argument `attn`."""
+        """The name of the attention, or the name of the task's class if it has no argument `attn`."""
         return str(self.hparams.get("attn", type(self).__name__))
 
     @property
@@ -100,7 +104,8 @@ class Task(L.LightningModule, ABC):
 
         Args:
             lr: learning rate.
-            warmup: number of training steps of linear warm-up; must be 0 for one_cycle and multistep.
+            warmup: number of training steps of linear warm-up; must be 0 for one_cycle and multistep, and above 0 for
+                inverse_sqrt and noam.
             schedule: learning-rate schedule, a key of `kvt.tasks.schedules.SCHEDULES`.
         """
         require_positive(lr=lr)
@@ -120,11 +125,11 @@ class Task(L.LightningModule, ABC):
         """
 
     def predictions(self, batch: Any) -> Predictions:
-        """Return `Predictions` of a batch for `losses`: the right classes, with logits, or with states and a head."""
+        """Return the `Predictions` of a batch, from which `losses` computes the cross-entropy."""
         raise NotImplementedError
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the cross-entropy of `predictions`."""
+        """Return the `Losses` of a batch: the cross-entropy of `predictions`, and measurements."""
         return cross_entropy(self.predictions(batch), smoothing)
 
     @abstractmethod
@@ -144,7 +149,7 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels of the rows and columns of a layer's map for one example; None if there are no labels."""
+        """Return labels of the rows and columns of a layer's attention map for one example; None without labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -170,7 +175,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors (a tied weight once) and config.json, as for the Hugging Face hub, into a folder."""
+        """Write model.safetensors, with tied weights once, and config.json to a folder, as for the Hugging Face hub."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -193,7 +198,7 @@ class Task(L.LightningModule, ABC):
         `attn` is the import path of your own attention class, if the task uses one. Raises UserError if the folder
         holds no task of this class, or if its attention is neither kvt's nor `attn`.
         """
-        from kvt.run.load_checkpoint import Checkpoint  # the only import from a package above
+        from kvt.run.load_checkpoint import Checkpoint  # imported here, because kvt.run imports this module
 
         own = None if cls.__module__.startswith("kvt.") else class_path(cls)
         return Checkpoint(user_path(folder), {"attn": attn, "model": own}).load_task(cls)
@@ -237,7 +242,10 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Average the last gradients of an epoch over their batches; Lightning divides by `accumulate_grad_batches`."""
+        """Compute the gradients, and average those of an epoch's last optimiser step over the batches of this step.
+
+        Lightning divides every loss by `accumulate_grad_batches`, although the last step may have fewer batches.
+        """
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -262,7 +270,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the content of config.yaml to the checkpoint. Without a run of kvt, add only task and data."""
+        """Add the content of config.yaml to the checkpoint. Outside a run of kvt, add only task and data."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -270,17 +278,17 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, from the first of several processes, and pass the number to callbacks that have `on_record`."""
+        """Log a number, and pass it to callbacks that have `on_record`. Of several processes, only the first logs."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
                 callback.on_record(self.trainer, name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
-        """Add the result of `compute_metrics` to a stage's means, in which a single number counts `weight` times."""
+        """Add the result of `compute_metrics` to a stage's running means; `weight` is the weight of a single number."""
         for metric, mean in self._means(stage):
             value = computed.get(metric.name)
-            if isinstance(value, Tensor):  # the conversion comes first, because half precision would overflow
+            if isinstance(value, Tensor):  # converted first, because half precision would overflow
                 mean.update(value.detach().to(ACCUM_DTYPE) * weight, weight)
             elif value is not None:
                 mean.update(*value)
@@ -307,7 +315,7 @@ class Task(L.LightningModule, ABC):
             if bins := self.bins().get(metric.name):
                 of_bins = zip(bins, value.view(-1), strict=True)
                 numbers = {metric.name.format(bin): number for bin, number in of_bins if not number.isnan()}
-                numbers = numbers if len(numbers) > 1 else {}  # a single bin has the mean of all predictions
+                numbers = numbers if len(numbers) > 1 else {}  # a single bin would repeat the mean of all predictions
             logged |= numbers
             mean.reset()
         for name, number in logged.items():
@@ -317,12 +325,12 @@ class Task(L.LightningModule, ABC):
 
 
 def class_path(cls: type) -> str:
-    """Return the import path of a class; of a class of kvt, the path in `kvt.tasks`."""
+    """Return the import path of a class; for a class of kvt, the path in `kvt.tasks`."""
     return f"kvt.tasks.{cls.__name__}" if cls.__module__.startswith("kvt.") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def as_config(made: Any) -> dict[str, Any]:
-    """Return class and arguments of a task, or of its data, as in config.yaml."""
+    """Return the class and the arguments of a task, or of its data, as in config.yaml."""
     given_by_run = ("spec",) if isinstance(made, Task) else ("seed", "content")
     other = (*given_by_run, "_instantiator", "_class_path")  # LightningCLI adds the last two
     given = {name: value for name, value in made.hparams.items() if name not in other}
@@ -331,7 +339,7 @@ def as_config(made: Any) -> dict[str, Any]:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return the task and data classes that `kvt.tasks` imports, by their bare names."""
+    """Return a dict from names to classes: the concrete task and data classes of kvt."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
@@ -340,7 +348,10 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return the class of kvt with a bare name, or a user's class from an import path; it must derive from `base`."""
+    """Return a class of kvt by its name, or a user's class by its import path.
+
+    Raises UserError if there is no such class, or if it does not derive from `base`.
+    """
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
@@ -354,7 +365,7 @@ class Classification(Task):
     smoothing: float = 0.0  # label smoothing in training; set by the constructor of a subclass
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict of loss, accuracy over all targets, logits, and the result of `losses` as "found"."""
+        """Return a dict of loss, accuracy over all targets, logits (or None), and "found", the result of `losses`."""
         found = self.losses(batch, self.smoothing if self.training else 0.0)
         right = found.right.sum(dtype=found.loss.dtype)
         return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}

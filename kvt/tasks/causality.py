@@ -1,4 +1,4 @@
-"""Checks that a causal model does not use later tokens, as it would if its attention ignored `causal`.
+"""Checks that a causal model does not use later tokens, as it would if its attention ignored the argument `causal`.
 
 >>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
 >>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kvt.system import UserError
 
 TOLERANCE = 1e-3  # smaller differences, relative to the largest output, are rounding errors
-SHORT = 16  # length of a second test sequence, in which one token changes an average more than in a long sequence
+SHORT = 16  # length of the second test sequence: in a long one, one token hardly changes an average over all tokens
 
 
 @contextmanager
@@ -31,9 +31,10 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Return whether an output of `predict`, int64 (B, N) → (B, N, …), at position i changes with tokens after i.
+    """Return whether an output of `predict` at a position changes if later tokens change.
 
-    `tokens`, int64 (N,), must have no equal neighbours. One test uses all tokens, a second the first `SHORT` tokens.
+    `predict` maps tokens, int64 (B, N), to outputs, (B, N, …). `tokens`, int64 (N,), must have no equal neighbours,
+    because each later token is replaced by its predecessor. One test uses all tokens, a second the first `SHORT`.
     """
     for length in {min(SHORT, len(tokens)), len(tokens)}:
         starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)

@@ -11,10 +11,10 @@ from kvt.tasks.base import Task
 
 
 def convert_task(source: Task, attn: str, how: str, attn_kwargs: Mapping[str, Any]) -> Task:
-    """Return a copy of a task whose layers have the attention `attn`.
+    """Return a copy of a task, with `attn` as the attention of its layers; raise UserError if that is not possible.
 
     Args:
-        source: the task to convert; its attention is one of `FROM`.
+        source: the task to convert; its attention must be one of `FROM`.
         attn: the new attention, one of `TO`.
         how: how projections are merged, one of `HOW`.
         attn_kwargs: arguments of the new attention. Other arguments keep their values.

@@ -16,14 +16,14 @@ from kvt.data.published import UNPUBLISHED, other_counts
 from kvt.system import UserError, arguments, say, user_path
 from kvt.tasks.base import Task, find_class, known_classes
 
-MAX_COUNTED = 10**6  # examples that `seen_in_training` compares at most, in about three seconds
+MAX_COUNTED = 10**6  # largest number of examples that `seen_in_training` compares, which takes about three seconds
 
 
 class TaskData(L.LightningDataModule, ABC):
     """A data set whose splits "train", "val" and usually "test" are tensors in memory.
 
-    A subclass implements `load`. It sets `spec` if the model needs sizes or words of the data, and `task_name` if the
-    name of the task differs from the name of the class. The arguments below are flags of every data set.
+    A subclass implements `load`. It sets `spec` if the model needs sizes or the vocabulary of the data, and `task_name`
+    if the name of the task is not the class name in lower case. The arguments below are flags of every data set.
 
     Args:
         batch_size: number of examples in a batch on one process.
@@ -32,12 +32,12 @@ class TaskData(L.LightningDataModule, ABC):
     """
 
     task_name: str  # also the name of the folder with the task's runs
-    spec: dict[str, Any]  # plain values that the model needs, such as sizes and words; available before `setup`
+    spec: dict[str, Any]  # plain values that the model needs, such as sizes and vocabulary; available before `setup`
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
-    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that find files on this machine
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that a trained model keeps for other data
-    content: str | None = None  # a hash of all data that `load` has read; None if `load` reads no data
+    path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of measured values in `spec`; a model keeps those of its training
+    content: str | None = None  # identifies the data that `load` has read, such as a hash; None if `load` reads no data
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -62,12 +62,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def chance(cls, **settings: Any) -> float | None:
-        """Return the accuracy of guessing with these arguments of the class; None if this accuracy is unknown."""
+        """Return the accuracy of guessing for data with these constructor arguments; None if it is unknown."""
         return None
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in a unique form, by which kvt names and compares runs, without unknown arguments."""
+        """Return the settings that are arguments of the class, in a unique form, for names and comparisons of runs."""
         return {name: value for name, value in settings.items() if name in arguments(cls)}
 
     def setup(self, stage: str) -> None:
@@ -101,7 +101,7 @@ class TaskData(L.LightningDataModule, ABC):
         return self.batches("test", self.trainer)
 
     def predict_dataloader(self) -> Batches:
-        """Return the batches of the split to predict, in order."""
+        """Return the batches of the split to predict, in the order of `splits`."""
         batches = self.batches(self.predicted, self.trainer)
         batches.mix = False
         return batches
@@ -121,7 +121,7 @@ class TaskData(L.LightningDataModule, ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # here, not in the loader: schedules need the number of steps before the Trainer restores a loader
+        # saved here, not by the loader: schedules need the number of steps before the Trainer restores a loader
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,12 +134,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """The share of each split's largest class: the accuracy of always guessing it. Empty without classes."""
+        """The share of the largest class in each held-out split, the accuracy of guessing it; {} without classes."""
         return {}
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """For each split but "train", the number of examples whose input is in "train"; None above `MAX_COUNTED`."""
+        """For each split but "train", the number of examples whose input is in "train"; None beyond `MAX_COUNTED`."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
@@ -151,22 +151,26 @@ class TaskData(L.LightningDataModule, ABC):
         return next(self.examples(index, 1))
 
     def examples(self, first: int, count: int) -> Iterator[Any]:
-        """Return up to `count` validation examples from `first` on, in batches of one; raise UserError out of range."""
+        """Return up to `count` validation examples from `first` on, in batches of one; UserError if there are none."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= first < len(rows):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}: an index of the validation split")
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Return at least `count` examples of a split in batches of 16: random ones, or the first if `keeps_order`."""
+        """Return at least `count` examples of a split in batches of 16, or the whole split if it is smaller.
+
+        The examples are random, or the first ones if the split is not "train" and `keeps_order` is true.
+        """
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
     def batches(self, split: str, trainer: L.Trainer | None) -> Batches:
         """Return the batches of a split for this process of the Trainer.
 
-        Training batches are shuffled. Other splits have a fixed random order, so that the first batches have all
-        classes, unless the data keep their order. With --overfit_batches, validation uses training batches in order.
+        Training batches are shuffled. Unless `keeps_order`, other splits have a fixed random order, so that their first
+        batches have all classes. With --overfit_batches, training batches have a fixed order, and validation uses them.
+        Raises UserError if the split does not exist.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
@@ -186,17 +190,20 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `TaskData.as_recorded` of a class of kvt, else `settings`; import nothing that an untrusted file names."""
+    """Return `settings` in the form of kvt's data class `name`, or unchanged if kvt has no such class.
+
+    No other class is imported, because `name` may come from an untrusted file.
+    """
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 
 
 def section_class(section: str, path: str) -> Any:
-    """Return the class of the task, "model", or of its data, "data", from its import path."""
+    """Return the class at an import path: a task if `section` is "model", a data set if `section` is "data"."""
     bases: dict[str, type[Any]] = {"model": Task, "data": TaskData}
     return find_class(path, section, bases[section])
 
 
 def classes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the classes of the task, "model", and of its data, "data", in a configuration."""
+    """Return a dict of the classes in a configuration: the task, "model", and its data, "data"."""
     return {section: section_class(section, config[section]["class_path"]) for section in ("model", "data")}

@@ -37,8 +37,9 @@ SHAPE = ("channels", "height", "width")
 class Images(TaskData):
     __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
-    The validation split is a random part of the training images; the seed determines it. Each training image gets a
-    random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip, on the model's device.
+    Unless `root` has val/, the validation split is a random part of the training images; the seed determines it. With
+    `augment`, each training image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip,
+    on the model's device.
 
     Args:
         dataset: {", ".join(SETS)}.
@@ -47,7 +48,7 @@ class Images(TaskData):
         image_size: with `root`: side in pixels of the square to which images are resized and cropped; default: none.
         augment: whether training images are randomly cropped and flipped.
         val_size: number of training images to validate on; below 1, their fraction. Not used if `root` has val/.
-        mean: mean of the pixels, from 0 to 1, for normalisation: one number for each channel, or one number for all.
+        mean: mean of the pixels, scaled to [0, 1], for normalisation: one number for each channel or one for all.
             Default: the mean in the paper's code; with `root`, the mean of the training images.
         std: standard deviation of the pixels, for normalisation. Form and default are those of `mean`.
     """
@@ -82,7 +83,7 @@ class Images(TaskData):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in which mean and std of a known data set are numbers."""
+        """Return settings in a unique form, in which numbers replace the default mean and std of a known data set."""
         usual = {} if settings.get("root") else cls._usual(str(settings.get("dataset")))
         given = super().as_recorded(settings)
         return {**given, **{name: usual[name] for name in usual if given.get(name) is None}}
@@ -154,10 +155,10 @@ class Images(TaskData):
 class ImageTask(BlockTask, Classification):
     """Task of classifying images. The model is `ViT`, and the optimiser is Adam.
 
-    The default schedule divides the learning rate by ten at milestones. Runs of the paper end before all milestones.
+    The default schedule divides the learning rate by ten at milestones, which the paper's runs do not reach.
 
     Args:
-        pool: input of the classification layer: class, the class token's output, or mean, the mean over the patches.
+        pool: input of the classification layer: class (the output of the class token) or mean (the mean over patches).
         patch: side of a patch in pixels; must divide height and width of the images.
         milestones: epochs after which the schedule multistep divides the learning rate by ten.
     """
@@ -191,7 +192,7 @@ class ImageTask(BlockTask, Classification):
         self.build(spec)
 
     def make_model(self, spec: Mapping[str, Any]) -> ViT:
-        for name in ("mean", "std"):  # scaled to grey levels from 0 to 255; shape (C or 1, 1, 1)
+        for name in ("mean", "std"):  # scaled to pixels from 0 to 255; shape (C or 1, 1, 1)
             self.register_buffer(name, 255 * torch.tensor(spec[name]).view(-1, 1, 1), persistent=False)
         shape = {name: spec[name] for name in SHAPE}
         tokens = count_tokens(spec["height"], spec["width"], self.patch)
@@ -200,16 +201,17 @@ class ImageTask(BlockTask, Classification):
         return ViT(make_attention, **shape, **sizes, **self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, (B, classes), of images with grey levels from 0 to 255, uint8 or float, (B, C, H, W)."""
+        """Return the logits, (B, classes), of images with pixels from 0 to 255, uint8 or float, (B, C, H, W)."""
         normalised = (images - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return self.model(normalised.to(next(self.model.parameters()).dtype))
 
     def predict(self, inputs: Tensor | Image.Image | str | Path | list[Any]) -> Tensor:
         """Return the most probable class of each image, int64 (B,); `class_title` returns the name of a class.
 
-        `inputs` is a tensor of grey levels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image; or the path of an
-        image file; or a list of these. A PIL image or a file is resized and cropped to the size of the training images.
-        Raises UserError if a tensor has another shape or is not of grey levels, or if a file is not an image.
+        `inputs` is a tensor of pixels from 0 to 255, (B, C, H, W) or (C, H, W); or a PIL image; or the path of an image
+        file; or a list of these. A PIL image or a file is resized and cropped to the size of the training images.
+        Raises UserError if a tensor has another shape, if a float tensor has pixels outside 0 to 255 or none above 1,
+        or if a file is not an image.
         """
         shape: tuple[int, ...] = tuple(self.hparams["spec"][name] for name in SHAPE)
         if isinstance(inputs, list):
@@ -229,7 +231,7 @@ class ImageTask(BlockTask, Classification):
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return names of targets and of most probable classes, and their probabilities."""
+        """Return a dict of the names of targets, the names of most probable classes, and the latter's probabilities."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 

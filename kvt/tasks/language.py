@@ -1,7 +1,7 @@
 """Language models of characters and of numbers in words (Borji 2023, §3.3), and of texts of any size.
 
-A text is encoded as a stream of tokens, and the stream is cut into windows. A batch contains several windows. Tasks
-differ only in their tokens and in the positions at which windows begin.
+A text is encoded as a stream of tokens, and the stream is cut into windows. A batch contains several windows. The
+data sets differ in their tokens and in the positions at which windows begin.
 
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
@@ -73,8 +73,8 @@ Rows = tuple[Tensor, Tensor, Tensor]  # starts of windows, int64 (R,); ends of t
 class Windows(Batches):
     """Batches of windows of a token stream: `length` tokens from a start position on, and the next tokens as targets.
 
-    The text of a window ends before the window's stop position. From the stop position on, targets are `filler`, and
-    inputs are `fill`.
+    `rows` are start positions, stop positions and the stream, as in `Rows`. The text of a window ends before its stop
+    position. From the stop position on, targets are `filler`, and inputs are `fill`.
 
     >>> stream, starts, stops = torch.tensor([5, 6, 7, 9, 8, 9]), torch.tensor([0, 4]), torch.tensor([4, 6])
     >>> for part in next(iter(Windows(starts, stops, stream, length=4, fill=9, batch_size=2))):
@@ -102,7 +102,7 @@ class Windows(Batches):
 
 
 class TokenBatches(Windows):
-    """Batches of inputs, targets, and whether a target is real (before the stop position), boolean (B, length)."""
+    """Batches of inputs, targets, and whether a target is real (before the stop position): tensors (B, length)."""
 
     def _take(self, rows: Tensor) -> tuple[Tensor, ...]:
         inputs, targets, real = self._windows(rows)
@@ -113,7 +113,7 @@ class MaskedBatches(Windows):
     """Batches for masked language models: inputs with masked tokens, targets, and whether a target is real.
 
     15 % of a window's tokens, at least one, are chosen as targets. The target at all other positions is `IGNORE`. In
-    the inputs, `mask` replaces a chosen token with probability 0.8, another token below `mask` replaces it with
+    the inputs, `mask` replaces a chosen token with probability 0.8, a random other token replaces it with
     probability 0.1, and it is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
 
     In training, torch's default generator, which `Batches` seeds, chooses the tokens. In all other stages, the chosen
@@ -164,7 +164,7 @@ class TextData(TaskData):
 
     @property
     def layout(self) -> dict[str, int]:
-        """Keyword arguments of `windows`."""
+        """Keyword arguments for the class `windows`."""
         return {"length": self.length}
 
     def adjacent(self, stream: Tensor, first: int, last: int) -> Rows:
@@ -182,7 +182,7 @@ class TextData(TaskData):
         return (key for inputs, *_ in batches for key in row_hashes(inputs))
 
     def keys_between(self, split: str, ends: Sequence[int]) -> Iterator[Hashable]:
-        """Yield a key for each part of a split that is not empty, such as a line; a token in `ends` ends a part."""
+        """Yield a key for each non-empty part of a split, such as a line; a token in `ends` ends a part."""
         starts, stops, stream = self.splits[split]
         tokens = stream[int(starts[0]) : int(stops[-1])].numpy()
         cuts = np.isin(tokens, ends).nonzero()[0].tolist()
@@ -195,8 +195,9 @@ class Characters(TextData):
     """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
-    training window begins at every character. In validation, every character except the first is a target once. The
-    vocabulary has the characters of the whole text, in Unicode's form NFC. There is no test split.
+    training window begins at every character that `length` others follow. In validation, every character except the
+    first is a target once. The vocabulary has the characters of the whole text, in Unicode's form NFC. There is no test
+    split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -305,7 +306,7 @@ class HumanNumbers(TextData):
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
         stream = torch.tensor(Vocabulary(self.spec["vocab"]).encode(self.text), dtype=torch.int32)
-        whole = (len(stream) - 1) // self.length  # windows without padding
+        whole = (len(stream) - 1) // self.length  # number of windows without padding
         train_size = int((1 - self.val_size) * whole)
         cut, last = (windows * self.length + 1 for windows in (train_size, whole))
         return {"train": self.adjacent(stream, 0, cut), "val": self.adjacent(stream, cut - 1, last)}
@@ -314,8 +315,9 @@ class HumanNumbers(TextData):
 class TextTokens(TextData):
     """Windows of tokens of a text or of a folder of texts; `<|endoftext|>` follows every document.
 
-    The text is encoded once, into a memory-mapped file. Each file must fit into memory, the tokens of all files need
-    not. Validation uses the last documents of a file, or random documents of a folder. There is no test split.
+    The text is encoded once, into a memory-mapped file. Each file must fit into memory; the tokens of all files
+    together need not. Validation uses the validation split of a Hugging Face data set if there is one, else the last
+    documents of a file, or random files of a folder. There is no test split.
 
     Args:
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set of documents, hf:NAME or
@@ -324,7 +326,7 @@ class TextTokens(TextData):
         separator: string between the documents of a file; default: every file is one document.
         tokenizer: bytes; or bpe, byte pairs learned from the text; or the path or the content of the tokenizer.json of
             a byte-level BPE, such as `task.vocabulary.definition` of a trained task.
-        vocab_size: largest number of tokens for bpe; a short text gives fewer.
+        vocab_size: for bpe: largest number of tokens in the vocabulary; a short text gives fewer.
         length: number of tokens in a window.
         loss_on: real: windows are cut from the concatenated documents, and every token except the first is a target.
             all: a window is one document, cut at `length` + 1 tokens or padded with `<|endoftext|>`, which is then also
@@ -377,11 +379,11 @@ class TextTokens(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text if byte pairs are learned
-        masked = {"objective": "masked"} if self.objective == "masked" else {}  # causal: as in older versions
+        masked = {"objective": "masked"} if self.objective == "masked" else {}  # no key if causal, as in older versions
         return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:
-        """Return the definition of the tokenizer. The first call learns byte pairs and caches them."""
+        """Return the definition of the tokenizer. With "bpe", the first call learns byte pairs and caches them."""
         if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
             return self.tokenizer
         path = user_path(self.tokenizer)
@@ -409,7 +411,7 @@ class TextTokens(TextData):
             return {"val": self._rows(stream, documents, 0, len(stream))}
         wanted = file.cut or start_of_last(self.val_size, stream, self.tokens.pieces)
         later = documents[documents >= wanted]
-        cut = int(later[0]) if len(later) else wanted  # no document begins later: the last document is cut
+        cut = int(later[0]) if len(later) else wanted  # if no document begins later, the last document is cut
         if self.loss_on == "real" and not self.length < cut < len(stream) - 1:
             sizes = f"length={self.length} and val_size={self.val_size}"
             raise UserError(f"{self.corpus.root} has {len(stream)} tokens, too few for {sizes}")
@@ -425,7 +427,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return a key for each document of a split, or for each line if "train" is of a single document."""
+        """Return a key for each document of a split; for each line if "train" has one document or ends within one."""
         starts, stops, stream = self.splits["train"]
         read, end = stream[int(starts[0]) : int(stops[-1])], self.tokens.end
         if len(document_starts(read, end)) > 1 and read[-1] == end:
@@ -481,7 +483,7 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one window, with the inputs as targets; raise UserError if it does not fit."""
+        """Return a text as a batch of one window, with the inputs as targets; UserError if it is too short or long."""
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
             raise UserError(f"the prompt has {len(tokens)} tokens: pass from 2 to {longest}, the length of the window")
@@ -489,10 +491,11 @@ class LanguageTask(BlockTask, Classification):
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
-        """Yield the prompt, then each of `tokens` new tokens as text, up to the first new `stop`; needs eval mode.
+        """Yield the prompt, then each of `tokens` new tokens as text; end after the first `stop` in the new text.
 
-        An empty prompt stands for the most frequent symbol, or for the beginning of a document. `how` has temperature,
-        top_k and top_p of `kvt.models.generation.sample`.
+        The task must be in eval mode. An empty prompt stands for the most frequent character or word; with bytes or
+        byte pairs, for the beginning of a document. `how` has the arguments temperature, top_k and top_p of
+        `kvt.models.generation.sample`. Raises UserError for a masked language model.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
@@ -508,7 +511,7 @@ class LanguageTask(BlockTask, Classification):
         return "".join(self.write(prompt, tokens, seed, stop, **how))
 
     def sample(self) -> str | None:
-        """Return 200 generated tokens as a Markdown code block. Every call uses the same random seed."""
+        """Return 200 tokens, generated with a fixed seed, as a Markdown code block; None for a masked model."""
         if not self.model.causal:
             return None
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
@@ -619,7 +622,7 @@ class LanguageModelTask(LanguageTask):
     The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
     layer. If the data mask tokens, the model attends to earlier and later tokens, and the vocabulary has a mask token.
 
-    A batch is (tokens, targets, whether a target is real and no padding), each (B, N). Loss, accuracy and ppl are means
+    A batch is (tokens, targets, whether a target is real, not padding), each (B, N). Loss, accuracy and ppl are means
     over all targets. real_ppl (perplexity) and bpb (bits per byte of text) are means over real targets. The metric
     padding is the share of padding among the targets.
 
@@ -631,7 +634,7 @@ class LanguageModelTask(LanguageTask):
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in attention weights, attention output and feed-forward networks.
         share_layers: number of consecutive layers that share the first layer's keys and values (Cross-Layer Attention).
-        recompute: activation checkpointing: training needs less memory, and is a third slower.
+        recompute: whether to use activation checkpointing: training needs less memory, and is a third slower.
     """
 
     metrics = (

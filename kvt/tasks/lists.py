@@ -57,7 +57,8 @@ def permutation(length: int, cycle: int, seed: int) -> Tensor:
 class DigitLists(TaskData):
     __doc__ = f"""Random lists of digits with target lists. A batch is (digits, targets), both int64 (B, length).
 
-    A list may occur twice in a split, but never in two splits: a new list replaces a list of an earlier split.
+    A list may occur twice in a split, but never in two splits: a list that is also in an earlier split is
+    replaced by a new list.
 
     Args:
         task: {", ".join(TASKS)}. shift and permute move digit π(i) to position i.

@@ -12,7 +12,7 @@ import torchmetrics
 from torch import Tensor
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
-"""Data type of sums. It is float64, since float32 cannot count beyond 2²⁴; Apple's GPUs support only float32."""
+"""Data type of sums: float64, since float32 cannot count beyond 2²⁴; float32 on Apple's GPUs, which lack float64."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Metric:
         better: "more" or "less"; None: reports do not say which value is better.
         how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; reports compare the
             logarithms of values. "recorded": the task computes the metric at the end of a stage, and calls `record`.
-        highest: the highest possible value; a point in reports is highest / 100, or 0.01 without such a value.
+        highest: the highest possible value. Reports give differences in points of highest / 100, or 0.01 if it is inf.
         stages: stages in which the metric is computed.
     """
 
@@ -49,7 +49,7 @@ class Metric:
         object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
-        """Return this metric if `name` is its name, or the metric of the bin with this name; else None."""
+        """Return the metric with this name, this metric or that of one of its bins; None for all other names."""
         same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
         return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
 
@@ -92,7 +92,8 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 class Mean(torchmetrics.Metric):
     """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
 
-    A NaN makes the result NaN. torchmetrics' MeanMetric would check each update for NaN, and wait for the GPU.
+    A NaN makes the result NaN. torchmetrics' MeanMetric would check each update for NaN, which makes the CPU wait for
+    the GPU.
     """
 
     full_state_update = False
@@ -105,7 +106,7 @@ class Mean(torchmetrics.Metric):
         self.add_state("weight", torch.zeros(shape, dtype=ACCUM_DTYPE), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, weight: float | Tensor) -> None:
-        # not in place: a state from `trainer.validate`, in inference mode, could not be updated in training
+        # not in place: `trainer.validate` makes inference tensors, which training cannot change in place
         self.total = self.total + total
         self.weight = self.weight + weight
 

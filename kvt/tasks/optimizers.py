@@ -12,8 +12,8 @@ from kvt.system import UserError
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
     """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam with `of_adam`.
 
-    A fused implementation is used if there is one, unless the run sets `foreach` or `differentiable`. Raises UserError
-    if the class does not accept the settings, or not all weights.
+    On CPUs and CUDA GPUs, a fused implementation is used if there is one, unless the run sets `fused`, `foreach` or
+    `differentiable`. Raises UserError if the class does not accept the settings or the weights.
     """
     asked = task.optimizer_config or {"class_path": "torch.optim.Adam", "init_args": of_adam}
     cls: type[Optimizer] = resolve_name(asked["class_path"])
@@ -24,6 +24,6 @@ def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
         optimizer = cls(weights, **{"lr": task.lr, **({"fused": True} if fuses else {}), **given})
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"--optimizer {asked['class_path']}: {error}") from error
-    # Lightning unscales float16 gradients: if a fused optimiser unscaled them, Lightning could not clip them
+    # so that Lightning unscales float16 gradients: it cannot clip gradients that a fused optimiser unscales
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

@@ -19,7 +19,7 @@ from kvt.tune import MetaParameters
 class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
-    A subclass implements `make_model`. Its constructor passes other arguments on, and calls `build` at its end.
+    A subclass implements `make_model`. Its constructor passes **kwargs on, and calls `build` at its end.
 
     Args:
         spec: `TaskData.spec`, plain values that the model needs from the data; default: those of the Trainer's data.
@@ -29,16 +29,17 @@ class BlockTask(Task):
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.
-        pos_dim: channels of the positional encoding of the attention map, for attentions with such an encoding.
+        pos_dim: number of channels of the positional encoding of the attention map, for attentions that have one.
         norm: position of the layer norm: pre, x + f(LN(x)), or post, LN(x + f(x)).
         activation: activation of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of the model width; 0: no feed-forward networks.
         match: name of an attention of kvt, such as qkv. kvt sets expansion so that the task has as many parameters as
-            a task with attention `match` and without attn_kwargs, to within half a percent. The result notes expansion.
+            a task with attention `match` and without attn_kwargs, to within 0.5 %. result.json notes the expansion.
         dropout: dropout probability in residual branches and feed-forward networks.
         smoothing: label smoothing in training: share of the target's probability that is spread over all classes.
         lr: learning rate.
-        warmup: number of training steps of linear warm-up; must be 0 for one_cycle and multistep.
+        warmup: number of training steps of linear warm-up; must be 0 for one_cycle and multistep, and above 0 for
+            inverse_sqrt and noam.
         schedule: learning-rate schedule: {", ".join(name for name in SCHEDULES if name not in NEEDS)};
             in some tasks also {" or ".join(NEEDS)}.
     """
@@ -70,7 +71,10 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make the model for the Trainer's data; in `setup`, callbacks might already have copied the model."""
+        """Make the model for the Trainer's data, if there is none yet.
+
+        Lightning calls this method before `setup`, in which callbacks may copy the model.
+        """
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -98,7 +102,10 @@ class BlockTask(Task):
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return the expansion with as many parameters as attention `match`, to within 0.5 %, or raise UserError."""
+        """Return the expansion with which the task has as many parameters as with attention `match`, to within 0.5 %.
+
+        Raises UserError if there is none.
+        """
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 
@@ -107,7 +114,7 @@ class BlockTask(Task):
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         require_choice("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
-        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except by the attention `match`
+        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except in the attention `match` itself
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)
         if not self.expansion or one == two:

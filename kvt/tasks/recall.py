@@ -44,7 +44,7 @@ class Questions(NamedTuple):
 
     symbols: Tensor
     answers: Tensor  # the symbol to predict at this position; `IGNORE` if there is no question
-    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 without one of them
+    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if either is missing
 
 
 def blank(rows: int, length: int) -> Questions:
@@ -56,7 +56,8 @@ def blank(rows: int, length: int) -> Questions:
 def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -> Tensor:
     """Draw `count` distinct numbers from low … high − 1, in random order, by Floyd's algorithm: int64 (rows, count).
 
-    Draw i is uniform over the first high − low − count + i + 1 numbers, of which the last replaces a repeated draw.
+    Draw i is uniform over the first high − low − count + i + 1 numbers. If it repeats an earlier draw, the last of
+    these numbers replaces it.
     """
     chosen = torch.empty(rows, count, dtype=torch.long)
     for i in range(count):
@@ -79,7 +80,8 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 
     With V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct numbers from V/2 … V − 1. With K
     pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer. The slots of a sequence are
-    distinct, and `slot_weights` are their probabilities. All other positions have 0, or random symbols.
+    distinct, and `slot_weights` are their probabilities. All other positions have 0, or random symbols with
+    `random_filler`.
 
     >>> found = mqar(1, 12, 16, 2, False, Generator().manual_seed(0))
     >>> found.symbols.tolist()
@@ -123,7 +125,7 @@ def associative_recall(
     """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, then the key of one pair at the end.
 
     The answer is the value of this key. Keys and values are symbols from 0 … V − 1. The keys of a sequence are
-    distinct. The positions between the pairs and the last key have 0, or random symbols.
+    distinct. The positions between the pairs and the last key have 0, or random symbols with `random_filler`.
 
     >>> found = associative_recall(1, 10, 7, 3, False, Generator().manual_seed(0))
     >>> found.symbols.tolist(), found.answers[0, -1].item()
@@ -143,7 +145,7 @@ def associative_recall(
 
 
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
-    """Generate selective copying (Poli et al. 2024, §3.1): the model repeats symbols among blanks in order at the end.
+    """Generate selective copying (Poli et al. 2024, §3.1): symbols between blanks, to be repeated in order at the end.
 
     The blank is the symbol V − 2. A sequence begins with `count` symbols at random positions among blanks. The symbol
     V − 1 marks the end of the input. `count` blanks follow, at which the answers are the `count` symbols in order.
@@ -172,15 +174,15 @@ LEAST: dict[str, Callable[[int], tuple[int, int]]] = {  # number of pairs → th
     "selective_copy": lambda pairs: (4, 2 * pairs + 2),
 }
 
-TRIES = 1000  # largest number of attempts to replace a sequence that another split has
+TRIES = 1000  # `tries` of `draw_apart`
 
 
 class Recall(TaskData):
     """Sequences with questions about earlier symbols. A batch is (symbols, answers, distances), all int64 (B, length).
 
     The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
-    of positions from the symbol's earlier occurrence to the question. A sequence may occur twice in a split, but never
-    in two splits: a new sequence with as many questions replaces a sequence that already occurs in another split.
+    of positions from the answer's earlier occurrence to the question, or 0 if there is no question. A sequence may
+    occur twice in a split, but never in two splits: `draw_apart` replaces a sequence by another with as many questions.
 
     Args:
         task: mqar, associative_recall, induction or selective_copy.
@@ -188,7 +190,7 @@ class Recall(TaskData):
         length: number of symbols in a sequence.
         pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
         fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
-        filler: for mqar and associative_recall: symbols at other positions: zero, as in the paper "Zoology", or random.
+        filler: for mqar and associative_recall: zero (0 at all other positions, as in the paper "Zoology") or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
@@ -298,10 +300,10 @@ def _split(length: int) -> str:
 class RecallTask(BlockTask, Classification):
     """Task of answering the questions in a sequence. The model is `CausalLM`, with logits only at the questions.
 
-    The test also records three kinds of accuracy. `acc_4_back` is the accuracy of answers that occurred 4 to 7
-    positions before the question (other distances: 1, 2–3, 8–15 …). `acc_4_asked` is the accuracy in sequences with 4
-    to 7 questions, if sequences differ in this number. `acc_512_long` is the accuracy in sequences of 512 symbols, if
-    the data have `longest`. Learned positions beyond the training length keep their random initial values.
+    The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
+    the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
+    `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
+    symbols. Learned positions beyond the training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
@@ -362,7 +364,7 @@ class RecallTask(BlockTask, Classification):
 
     def predictions(self, batch: Batch) -> Predictions:
         """Return the `Predictions` of a batch at the positions with a question."""
-        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the forward pass, since the CPU waits
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # first, since the CPU waits for the GPU here
         return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ def total_steps(task: L.LightningModule) -> int:
     if steps == math.inf:
         remedy = "give the Trainer max_epochs or max_steps (max_time may still end the run), or use schedule=constant"
         raise UserError(f"max_epochs=-1: schedule={task.schedule} spans all steps of the run: {remedy}")
-    return max(1, int(steps))  # a run without a step ends with its own error
+    return max(1, int(steps))  # a run without a step fails later, with another error
 
 
 def cosine_warmup(warmup: int, total: int) -> Factor:
@@ -80,7 +80,7 @@ def noam(dim: int, warmup: int) -> Factor:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule. If a run continues a shorter run, the schedule has the length of the new run."""
+    """torch's one-cycle schedule. If a resumed run has a new number of steps, the schedule has this number, too."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the number of past steps; raise UserError if the whole schedule has fewer steps."""
@@ -107,7 +107,7 @@ def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRSch
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
-SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # from a task and its optimiser
+SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # functions of a task and its optimiser
     "cosine": by_factor(lambda task: cosine_warmup(task.warmup, total_steps(task))),
     "cosine_to_tenth": by_factor(lambda task: cosine_after_warmup(task.warmup, total_steps(task), floor=0.1)),
     "one_cycle": one_cycle,
@@ -116,7 +116,7 @@ SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # from a task
     "constant": by_factor(lambda task: constant_after_warmup(task.warmup)),
     "multistep": lambda task, optimizer: MultiStepLR(optimizer, task.milestones, gamma=0.1),
 }
-NEEDS = {"noam": "dim", "multistep": "milestones"}  # attribute without which a task lacks the schedule
+NEEDS = {"noam": "dim", "multistep": "milestones"}  # schedule → attribute that a task must have to use it
 NO_WARMUP = ("one_cycle", "multistep")
 WARMUP = ("inverse_sqrt", "noam")
 
@@ -134,7 +134,7 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 
 
 def warmup_note(task: Any) -> dict[str, str]:
-    """Return a note about the highest learning rate if the run ended within its warm-up, or reached less than half.
+    """Return a note about the highest learning rate if it is below half the full rate, or the run ended in its warm-up.
 
     The full learning rate is that of the optimiser; with the schedule noam, the rate at the end of the warm-up.
     """

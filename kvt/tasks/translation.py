@@ -73,18 +73,18 @@ Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (
 
 
 class SentencePairs(TaskData):
-    """Padded sentences <bos> … <eos>, int64 (B, M), their translations, int64 (B, N), and row numbers, int64 (B,).
+    """Sentences and translations. A batch is (sentences, int64 (B, M); translations, (B, N); row numbers, (B,)).
 
-    spaCy's rules split sentences into words and keep case, in Unicode's form NFC. The vocabularies have the words of
-    the training split. All words outside a vocabulary are <unk>. A training batch has sentences of similar length, and
-    every epoch has a new order of batches.
+    A sentence is <bos> … <eos>, then padding. Sentences are normalised to Unicode's form NFC and split into words by
+    spaCy's rules; case is kept. The vocabularies have the words of the training split. All words outside a vocabulary
+    are <unk>. A training batch has sentences of similar length, and every epoch has new batches.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
         target: language to translate to; takes the same values as `source`.
         root: folder of your own UTF-8 files with a sentence per line, train.de, train.en … test.en; replaces Multi30k.
         max_len: largest number of tokens in a sentence and in a translation, including <bos> and <eos>.
-        min_freq: how often a word must occur in the training split to be in the vocabulary.
+        min_freq: how often a word must at least occur in the training split to be in the vocabulary.
         drop_pairs: whether to leave out pairs with an empty or too long sentence; default: such a pair is an error.
     """
 
@@ -196,7 +196,10 @@ class SentencePairs(TaskData):
 
 
 def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return pairs of lines of two files, as NFC, without outer white space; raise UserError if line counts differ."""
+    """Return the pairs of lines of two files, in Unicode's form NFC and without white space at both ends.
+
+    Raises UserError if a file is missing, empty or not UTF-8, or if the files differ in the number of lines.
+    """
     texts = [read_text(path, "add the file, or choose other languages or another root") for path in (source, target)]
     # str.splitlines also splits at characters such as U+2028, so that the two files would not match
     ours, theirs = ([nfc(line.strip()) for line in text.removesuffix("\n").split("\n")] for text in texts)
@@ -217,7 +220,10 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return spaCy's tokenizer for a language code: "Don't run." → Do, n't, run, "."; UserError if none is known."""
+    """Return a function that splits a sentence by spaCy's rules, such as "Don't run." into Do, n't, run and ".".
+
+    Raises UserError if spaCy does not know the language.
+    """
     code = language_code(language)
     import spacy
 
@@ -232,11 +238,13 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
-    Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, or the right
-    token is joined to every token before it. The rule with the most votes is accepted first, and its pairs lose their
-    votes for other rules: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
+    Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, and the
+    right token is joined to every token before it. A pair without a space votes for both rules, and a pair with a space
+    votes against both. The rule with the most votes is accepted first, and its pairs lose their votes on other rules:
+    the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
-    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", or after, such as "(".
+    Returns two sorted lists: the tokens to join to the token before them, such as "." and "n't"; and the tokens to join
+    to the token after them, such as "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
@@ -294,9 +302,9 @@ def unpadded(sentences: Tensor) -> list[list[int]]:
 class TranslationTask(BlockTask):
     """Task of translating sentences. The model is `Seq2Seq`, the loss has label smoothing, the optimiser is Adam.
 
-    The task translates the validation split with greedy decoding after every epoch, and the test split at the end of
-    the run. sacreBLEU computes `bleu` and `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the
-    paper, from tokens that include <bos> and <eos>. Cross-attention is always qkv.
+    In every validation and test, the task translates the split with greedy decoding. sacreBLEU computes `bleu` and
+    `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the paper, from tokens that include <bos> and
+    <eos>. Cross-attention is always qkv.
 
     Args:
         depth: number of encoder layers, and number of decoder layers.
@@ -348,7 +356,7 @@ class TranslationTask(BlockTask):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "predict":
-            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # fails before training, if at all
+            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # an error must come before training
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def check_causality(self) -> None:
@@ -372,7 +380,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return the smoothed "loss", and "ppl", the mean of −log p of the true words. Both are in nats per token."""
+        """Return "loss", with label smoothing, and "ppl", the mean of −log p of the true words, in nats per token."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -386,7 +394,10 @@ class TranslationTask(BlockTask):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translations of sentences, by greedy decoding if `beam` is 1; put the task in eval mode first."""
+        """Return the translations of sentences, by beam search, or by greedy decoding if `beam` is 1.
+
+        The task must be in eval mode. Raises UserError if a sentence is too long for the model.
+        """
         require_positive(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
@@ -462,7 +473,7 @@ class TranslationTask(BlockTask):
 
 
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
-    """Return a dict that maps "bleu" and "chrf" to sacreBLEU's score, from 0 to 100, and signature (Post 2018).
+    """Return a dict from "bleu" and "chrf" to pairs of sacreBLEU's score, from 0 to 100, and signature (Post 2018).
 
     BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`.
     """
