@@ -1,4 +1,4 @@
-"""Functions that all benchmarks share: flags, settings of float32 products, and formats of times."""
+"""Functions that benchmarks share: flags, settings of float32 products, and formats of times."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def flags(description: str | None, repeats: int) -> argparse.ArgumentParser:
-    """Return an argument parser with the flags that all benchmarks have."""
+    """Return an argument parser with the flags that benchmarks share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(device="cpu")
     parser.add_argument("--repeats", type=int, default=repeats, help="number of rounds; each times everything once")
@@ -42,7 +42,7 @@ def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def under(setting: str, call: Callable[[], Result]) -> Callable[[], Result]:
-    """Return `call` with a setting of `torch.set_float32_matmul_precision`, which is restored after each call."""
+    """Return a function that sets `torch.set_float32_matmul_precision`, calls `call`, and restores the old setting."""
 
     def run() -> Result:
         before = torch.get_float32_matmul_precision()
@@ -84,5 +84,5 @@ def times(slow: Samples, fast: Samples) -> str:
 
 
 def milliseconds(samples: Samples) -> str:
-    """Format median and quartiles: "13.0 (12.5–16.5)"."""
+    """Format median and quartiles in milliseconds: "13.0 (12.5–16.5)"."""
     return spread(1000 * seconds for seconds in quartiles(samples))

@@ -1,8 +1,8 @@
 """Tokens per second of decoding, compared with the paper's method: no cache, single sentences, every map computed.
 
-*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). One case generates 63 symbols after one, which
-fill the window; another generates 500 symbols after one. The paper's method recomputes all logits of the visible window
-for each symbol.
+*Characters*: the paper's model (dim 192, depth 6, heads 3, window 64). The prompt is one symbol. Two cases generate 63
+symbols, which fill the window, for batches of 1 and 64; a third generates 500 symbols. The paper's method recomputes
+all logits of the visible window for each symbol.
 
 *Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
 length, 20 tokens each. The paper's method encodes a sentence once, and recomputes the whole translation for each token.
@@ -126,7 +126,7 @@ def compiled(attn: str) -> Iterator[Case]:
 
 
 def libraries(attn: str) -> Iterator[Case]:
-    """Yield cases within the window, with other libraries' models of the same size, with qkv and their own caches."""
+    """Yield cases within the window, with models of other libraries: the same size, qkv, and their own caches."""
     ours = CharacterTask(CHARACTERS, attn=attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
         _, write = make(**SIZE)

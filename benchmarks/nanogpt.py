@@ -6,9 +6,9 @@
 *small* is the model of nanoGPT's README for a CPU: 4 layers, 4 heads, width 128, 64 characters, batches of 12. *large*
 is its model for a GPU: 6 layers, 6 heads, width 384, 256 characters, with batches of 16 instead of 64. Neither has
 dropout. kvt trains a model of the same size with each attention, with all callbacks of a run. Both programs run as
-processes of their own, in turns, on the same random text of 65 symbols, without torch.compile. A step's time is
-nanoGPT's own, or the time between two logged steps of kvt, without the first logged step. A run's speed is that of its
-median step.
+processes of their own, in turns, on the same random text of 65 symbols, without torch.compile. nanoGPT prints the time
+of each step, of which the first is left out. kvt's times are those between two logged steps. A run's speed is that of
+its median time.
 """
 
 import csv

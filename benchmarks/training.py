@@ -8,7 +8,7 @@ A step is zero_grad, forward, loss, backward, Adam (fused, except in the paper's
 *torch* and *x-transformers* have the encoders of these libraries between `kvt`'s embedding and head, with `kvt`'s data,
 loss and optimiser. *vit-pytorch* is the ViT of that library. These three have a query. Compare them with qkv for the
 effect of `kvt`'s code, and with kv for the combined effect of the code and the missing query. Their columns give their
-time divided by `kvt`'s; *paper* has the same attention as the line.
+time divided by `kvt`'s. The column *paper* has this ratio for the paper's model with the same attention as the line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -55,7 +55,7 @@ class Line(NamedTuple):
     attention: str
     ratios: "pd.Series[float]"  # one ratio for each pair of runs
     numbers: Comparison  # comparison of the logarithms of errors
-    solved: Shares | None  # shares of solved runs, shown instead if runs either solve a task or not
+    solved: Shares | None  # shown in place of `numbers` in columns that count solved runs
     published: float
 
 

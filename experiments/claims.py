@@ -2,9 +2,9 @@
 
     python experiments/claims.py
 
-A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml has the rows. A
-claim has one kind of evidence: the name of a function below, with its arguments. A claim is "not tested yet" if its
-record does not exist, or has none of the runs.
+A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml has the rows. The
+evidence of a claim is the name of a function below with its arguments, or tests of kvt. A claim is "not tested yet" if
+it has no evidence, or if its record does not exist or has none of the runs.
 """
 
 import re
@@ -103,7 +103,7 @@ def judge_all() -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, Evidence]]]:
 def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Markdown:
     """Return the table of answers: for each task the published differences and ours, and how often KV is better.
 
-    An answer is bold if it needs no test, or if all claims in `rests_on` are decided.
+    An answer is bold if all claims in `rests_on`, which may be empty, are decided.
     """
     lines = [
         ["KV − QKV / KV+Pos − QKV", "the paper", "we", "pairs in which KV / KV+Pos is better", "answer", "our runs"]
@@ -121,7 +121,7 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Mar
 
 
 def published(record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
-    """Return the published differences of the columns, or their mean; a dash for an attention without numbers."""
+    """Return the published differences from QKV in the columns, or their mean; a dash if an attention has none."""
     table = _known(record).table(metric)
     theirs, said = table.published, []
     for name in OURS:
@@ -143,7 +143,7 @@ def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False)
     """Return the differences in several columns, or their mean over all settings, without an interval."""
     opened = _known(record)
     table = opened.table(metric)
-    every = [by_seed(opened.rows, table, column)[0] for column in columns]  # with the settings that others leave out
+    every = [by_seed(opened.rows, table, column)[0] for column in columns]  # with settings that comparisons leave out
     said, pairs = [], []
     for name in OURS:
         differences = [(runs[name] - runs["qkv"]).dropna() for runs in every]
@@ -168,7 +168,7 @@ def ratios(record: str, attention: str) -> tuple[str, str]:
 
 
 def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
-    """Return how many runs of a task each of the paper's attentions solves, and how many each has; none is left out."""
+    """Return how many runs of a task each of the paper's attentions solves, and the number of runs that each has."""
     rows = _choose(record.rows, {"task": [task], "attention": ["kv+pos", "kv", "qkv"]})
     runs = rows.pivot(index=["setting", "seed"], columns="attention", values="test/acc").dropna() >= NEARLY
     return {name: int(runs[name].sum()) for name in ("kv+pos", "kv", "qkv")}, len(runs)
@@ -299,7 +299,7 @@ def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> 
 
 
 def _verdict(lines: Sequence[Compared], kind: Metric, claimed: str) -> str:
-    """Return the verdict of comparisons: of the first that contradicts the claim, else of the least certain."""
+    """Return the verdict of a claim: "holds" if all comparisons agree with it, else the reason, such as "fails: …"."""
     if all(line.verdict == claimed for line in lines):
         return HOLDS
     contrary = {"better", "worse", "as good"} - {claimed}
@@ -319,7 +319,7 @@ def _verdict(lines: Sequence[Compared], kind: Metric, claimed: str) -> str:
 
 
 def _contradicts(difference: float, margin: float, claimed: str, better: str | None) -> bool:
-    """Return whether a difference lies on the other side than a claim: beyond the margin, if it claims equality."""
+    """Return whether a difference contradicts a claim: it has the other sign, or exceeds the margin of "as good"."""
     if claimed == "as good":
         return abs(difference) > margin
     return (difference > 0) != (claimed == ("worse" if better == "less" else "better"))
@@ -330,7 +330,10 @@ def _noisy(width: float) -> str:
 
 
 def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
-    """Return how many one-layer, one-head runs exceed the level of the law of cycles, for cycles of over two tokens."""
+    """Return how many one-layer, one-head runs exceed the level of the law of cycles (kvt/grids/cycles.py).
+
+    Only runs with cycles of more than two tokens count.
+    """
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
     runs = add_cycles(record.rows, record.grid)
@@ -360,7 +363,7 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
 def raised(
     record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
 ) -> Evidence | None:
-    """Return a comparison of two metrics of the same runs; the first is `claimed` to be "better" or "as good".
+    """Return a comparison of two metrics of the same runs: `metric` is `claimed` "better" than `above`, or "as good".
 
     Settings in which all runs of an attention are at the ceiling for both metrics are left out, because the metrics
     cannot differ there.
@@ -383,7 +386,7 @@ def raised(
 
 
 def _corrected(numbers: Comparison, record: Record) -> float:
-    """Return the p-value multiplied by the number of claims with a p-value: no less than by Holm's method."""
+    """Return the p-value times the number of p-values of the record and this one: at least that of Holm's method."""
     return min(1, numbers.different * (1 + sum(np.isfinite(line.p) for line in record.lines)))
 
 
@@ -394,7 +397,7 @@ def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame
 
 
 def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
-    """Return ratios of a layer's costs to QKV's for each size; the claim is that the costs in `claimed` are lower."""
+    """Return median ratios of a layer's costs to QKV's; the claim is that those in `claimed` are < 1 for all sizes."""
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
@@ -465,7 +468,7 @@ def open_record(name: str) -> Record | None:
 
 
 def _rests_on(claim: Mapping[str, Any]) -> Markdown:
-    """Return a claim's scale, with links to tests, or to the report of its record."""
+    """Return links to a claim's tests, or to the report of its record with the scale of its runs; else a dash."""
     _, arguments = _evidence(claim)
     if "by" in arguments:
         tests = [test.partition("::") for test in arguments["by"]]
@@ -493,7 +496,7 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
-    """Return the part of the full grid that these runs cover: such as "8 of the grid's 36 settings, 3 seeds"."""
+    """Return the part of the full grid that these runs cover, such as "8 of the grid's 36 settings, 3 seeds"."""
     assert record.grid is not None
     made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}

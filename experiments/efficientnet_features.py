@@ -21,7 +21,10 @@ from kvt.system import UserError, atomically, require_positive, run, user_path
 
 @torch.inference_mode()
 def features(model: Any, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
-    """Return averaged last feature maps of images enlarged to `size` pixels: uint8 (N, 1 or 3, H, W) → (N, 1280)."""
+    """Return the last feature maps, averaged over positions: uint8 (N, 1 or 3, H, W) → (N, 1280).
+
+    The images are first enlarged to `size` × `size` pixels.
+    """
     found = []
     for part in tqdm(images.split(batch), desc="features", disable=None):
         enlarged = resize(part.to(device).expand(-1, 3, -1, -1).float(), [size, size], antialias=True)

@@ -20,12 +20,12 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.tasks import LanguageModelTask
 
-LEANS = 1.5  # a head leans to a side with at least this many times the other side's weight
+LEANS = 1.5  # a head leans to a side with more than this many times the other side's weight
 WINDOWS = 256
 
 
 def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> list[list[str]]:
-    """Return a row of cells for each layer: weights on the token itself, on sides and neighbours; lengths of keys."""
+    """Return a row of cells for each layer: weights on the token itself, on sides and neighbours; squared key norms."""
     mask = len(task.vocabulary.pieces) - 1
     layers = [module for module in task.modules() if isinstance(module, Attention)]
     lengths: list[list[Tensor]] = [[] for _ in layers]

@@ -79,7 +79,7 @@ def bench(
         pos_dim: channels m of the positional encoding of the attention map, for attentions such as kv+pos.
         repeats: number of times that each duration is measured.
         device: cpu or cuda.
-        out: path of the output files without ending. The command adds .csv, .md and .png.
+        out: path of the output files without ending. The command adds .csv and .md, with --plot also .png.
         plot: plot time and memory against n.
     """
     lengths, widths, shared = (min(numbers, default=1) for numbers in (n, d, kv_heads))
@@ -136,7 +136,7 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return for each function the seconds of a call, one sample per round, each of at least `SAMPLE_SECONDS`.
+    """Return the seconds of a call of each function, one sample per round, timed for at least `SAMPLE_SECONDS`.
 
     Each round times all functions, so that a slowdown of the machine affects all functions.
     """
@@ -170,7 +170,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Return the floating-point operations of the matrix products in a call, two per multiply-add, by the formula."""
+    """Return the FLOPs of the matrix products in a call without fused attention kernels, two per multiply-add."""
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
@@ -180,7 +180,8 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
     """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens.
 
     `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd², `kv+pos` has d² + m and nd² + n²m. The
-    formulas omit the product of query and key, the value, and the output. A layer without logits has (None, None).
+    formulas omit the product of query and key, the value, and the output. The result is (None, None) for
+    a layer that is no `Attention` or has no logits.
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -245,7 +246,7 @@ def spread(quartiles: Iterable[float]) -> str:
 
 
 def number(value: float | None, unit: float = 1) -> str:
-    """Format a count with all digits, and a measured value with three digits.
+    """Format a count with all digits, a measured value with about three digits, and None as an empty string.
 
     >>> number(12345), number(12345, 1e6), number(1234.5), number(1.0), number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')

@@ -1,4 +1,4 @@
-"""The `kvt` command: a function for each of its commands. The parameters of a function are the flags of its command.
+"""The `kvt` command. Each command in `COMMANDS` is a function, whose parameters are the flags of the command.
 
 torch and Lightning take seconds to import. Functions therefore import these packages only when needed, so that the
 help and the error for a mistyped command appear at once.
@@ -138,10 +138,10 @@ def maps(
     of a column. The title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean
     entropy of its rows in nats. For images, the picture also shows the attention of the class token to the image.
 
-    For each token, a ring marks the other token with the largest weight, averaged over 256 examples. The command prints
-    one line for each head, with the cycles in which tokens attend to each other, the symmetric share of W_Q W_Kᵀ, and
-    the eigenvalues of the drawn map; see docs/symmetry.md. The last panel of a layer shows the eigenvalues. Causal maps
-    have no such panel, because the eigenvalues of a causal map are its diagonal.
+    For each token, a ring marks the other token to which it attends most, on average over 256 examples. The command
+    prints one line for each head, with the cycles that the rings form, the symmetric share of W_Q W_Kᵀ, and the
+    eigenvalues of the drawn map; see docs/symmetry.md. With --prompt, there are neither rings nor lines. The last panel
+    of a layer shows the eigenvalues. Causal maps have no such panel, because their eigenvalues are their diagonals.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
@@ -195,7 +195,7 @@ def maps(
 
 
 def _load(path: str, kind: Any, tuned: bool = True, **named: str | None) -> Any:
-    """Return a checkpoint, and its task on the GPU, if there is one."""
+    """Return a checkpoint, and its task on the GPU, or on the CPU if there is no GPU."""
     import torch
 
     from kvt.run.load_checkpoint import Checkpoint
@@ -256,7 +256,7 @@ def convert(
         kvt fit --ckpt_path q-kv.ckpt --max_steps 200
 
     The new model has the same outputs as the old model if the merged projections were equal, or if the new attention
-    only splits projections. Training begins at step 0, with a new state of the optimiser.
+    only splits projections. Further training begins at step 0, with a new state of the optimiser.
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
@@ -310,8 +310,8 @@ def study_run(
         grids: YAML files, or names of kvt's grids, such as table2.
         scale: name of a scale of the grid, such as smoke, laptop or paper; default: laptop, or else the first scale.
         folder: folder of the runs. Each run is written to the subfolder <task>/<attn>/<name>.
-        workers: number of runs to train at once. Each run gets a share of the cores, or a GPU. A GPU has memory for
-            several small models. Default: the number of GPUs, or the number of cores if there is no GPU.
+        workers: number of runs to train at once. Each run gets a share of the cores, and one of the GPUs if there are
+            any. Several runs may share a GPU. Default: the number of GPUs, or of cores if there is no GPU.
         ray: address of a Ray cluster, or "auto" for the cluster of this machine. All machines of the cluster must have
             the folder and the data at the same path.
         retry_failed: train failed runs again from their last checkpoint, or from the beginning if a file of the run is
@@ -456,7 +456,7 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
 
 
 def _make(read: Any, root: Path, reports: bool = False, from_: Sequence[str] = (), **how: Any) -> int:
-    """Train the runs, write their `reports`, and print the verdicts; return the number of failed runs."""
+    """Train the runs, write their reports if `reports`, and print the verdicts; return the number of failed runs."""
     from kvt.reports.sections import verdicts
     from kvt.study.outcomes import read_outcomes
     from kvt.study.records import find_outcomes
@@ -621,8 +621,9 @@ def execute(name: str, words: Sequence[str]) -> None:
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     """Return the function of the command `name` of `COMMANDS`, and the parser of its flags.
 
-    Each parameter of the function is a flag. The flag of a list takes several words, the flag of a bool no word. The
-    parameter `from_` has the flag --from, because `from` is a keyword of Python.
+    Each parameter of the function is a flag, except one like `*grids`, which gets the words without a flag. The flag of
+    a list takes several words, the flag of a bool no word. The parameters `from_` and `set_` have the flags --from and
+    --set.
     """
     function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")

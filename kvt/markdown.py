@@ -1,4 +1,4 @@
-"""Markdown for reports and guides, in which other text is escaped. CSV and JSON contain text without escapes."""
+"""`Markdown`, a string that escapes other strings when it includes them. kvt's CSV and JSON files have no escapes."""
 
 import html
 import re
@@ -7,9 +7,9 @@ from string import Formatter
 from typing import Any
 
 SPECIAL = re.compile(r"[\\`*\[\]#|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
-"""Special characters of Markdown that HTML escaping leaves unchanged, and characters that make an address a link.
+"""Special characters of Markdown that HTML escaping leaves unchanged, and characters that turn an address into a link.
 
-The character _ between letters is not special.
+The character _ between letters or digits is not special.
 """
 
 

@@ -1,4 +1,4 @@
-"""What all rooms of kvt use: `UserError` and checks, text for a terminal, files, and the frame of every command."""
+"""Functions for all of kvt: `UserError` and checks, text for a terminal, files, and `run`, which runs a command."""
 
 import csv
 import hashlib
@@ -24,11 +24,11 @@ import yaml
 CONFIGS = Path(__file__).parent / "configs"  # one YAML file for each task
 GRIDS = Path(__file__).parent / "grids"  # one YAML file for each grid
 MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
-NEWLINES = "\n\t"  # control characters that `tell` prints unchanged
+NEWLINES = "\n\t"  # control characters that `say` and `tell` print unchanged
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
     "smaller than the logging interval",  # the end of an epoch is logged too
-    "requested to overfit",  # kvt's loaders yield the same batches in every epoch
+    "requested to overfit",  # with --overfit_batches, kvt's loaders do not shuffle
     "callbacks used to create the checkpoint",  # a test runs without the callbacks of fit
     "exists and is not empty",  # a resumed run continues in its own folder
     "missing from font",  # the picture shows a box in place of the character
@@ -41,7 +41,7 @@ class UserError(ValueError):
 
 
 def mistake_in(error: BaseException) -> UserError | OSError | None:
-    """Return the UserError or OSError that an exception is, or that it hides; None for all other exceptions.
+    """Return an exception if it is a UserError or OSError, else its cause if that is one of them; None otherwise.
 
     jsonargparse raises a ValueError from some UserErrors. After an OSError, torch.save raises a RuntimeError.
     """
@@ -97,7 +97,10 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Import an object and return it; None if its module has no such name. `import_class` has the same arguments."""
+    """Import an object and return it; None if its module has no such name.
+
+    `import_class` documents the arguments. Raises UserError if `path` is no import path, or its module does not exist.
+    """
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
@@ -111,10 +114,10 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
 
 @cache
 def arguments(cls: Any) -> dict[str, Any]:
-    """Return a dict from each argument of a constructor to its default; an argument without a default has None.
+    """Return a dict that maps each argument of a constructor to its default, or to None if it has no default.
 
-    The dict has the arguments of base classes that **kwargs passes on, but no argument that the class itself passes to
-    its base, such as `lr` in `super().__init__(spec, lr=0.25, **kwargs)`.
+    The dict includes arguments that **kwargs passes on to base classes. It has no argument that the class itself passes
+    to its base, such as `lr` in `super().__init__(spec, lr=0.25, **kwargs)`.
     """
     from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs
 
@@ -174,7 +177,7 @@ def require_folder(path: Path, flag: str, write: bool = True) -> None:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Context manager: yield the path of a temporary file beside `path`, flush it to disk, and rename it to `path`.
+    """Context manager: yield the path of a temporary file beside `path`; at the end, flush it and rename it to `path`.
 
     After an error, the temporary file is removed and `path` is unchanged. A killed process leaves at most the temporary
     file, named `*.tmp`.
@@ -221,7 +224,7 @@ def yaml_names(folder: Path) -> list[str]:
 def parse_yaml(text: str | bytes, name: str) -> Any:
     """Return the content of a YAML document, in which dates stay strings.
 
-    Raises a UserError that begins with `name` if the text is not YAML, or has tags of Python.
+    Raises a UserError that begins with `name` if the text is not YAML, or has tags such as !!python/name.
     """
     try:
         return yaml.load(text, _Loader)
@@ -252,9 +255,10 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
-    """Context manager: set the handler of signals that are not ignored, and restore the old handlers at the end.
+    """Context manager: set the handler of those signals in `numbers` that are not ignored; restore it at the end.
 
-    Processes that start inside the context inherit ignored signals. Only the main thread can set handlers.
+    In any thread but the main thread, the handlers do not change, because Python forbids it. With SIG_IGN as `handler`,
+    processes that start inside the context ignore the signals, too.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
@@ -267,14 +271,14 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write a note to stderr in the first DDP process. The output is unbuffered, so a signal handler may call this."""
+    """Write a note to stderr in the first process of a machine. A signal handler may call `say`: it has no buffer."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
 
 
 def tell(text: object, end: str = "\n") -> None:
-    """Print the output of a command. Escapes replace control characters."""
+    """Print the output of a command. Escapes replace control characters except newlines and tabs."""
     print(printable(text, keep=NEWLINES), end=end, flush=True)
 
 

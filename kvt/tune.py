@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from kvt.version import __version__
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from glibc's malloc.h
-FLOAT32_ERROR = 3e-6  # largest relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
+FLOAT32_ERROR = 3e-6  # largest accepted relative error of a product; float32 has √2048 · 2⁻²⁴, TF32 3e-4, bfloat16 2e-3
 SMALL = 1_000_000  # number of parameters below which a model is trained with one thread
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "torchtext", "spacy", "sacrebleu")
 PRODUCTS = (((256, 512), (512, 512)), ((64, 2048), (2048, 64)), ((8, 65, 64), (8, 64, 65)))  # shapes of factors
@@ -33,7 +33,7 @@ def tune() -> None:
     # faster, and torch's fused attention becomes slower. On a GPU, the setting would control TF32.
     if not has_gpu and torch.backends.cpu.get_cpu_capability() != "AVX2":
         torch.set_float32_matmul_precision("medium")
-        # on some CPUs, "medium" computes in bfloat16
+        # measures the error, because "medium" computes in bfloat16 on some CPUs
         generator, fast_products = torch.Generator().manual_seed(0), True
         for left, right in PRODUCTS:
             a, b = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
@@ -43,9 +43,9 @@ def tune() -> None:
             torch.set_float32_matmul_precision("highest")
     with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-            ctypes.CDLL(None).mallopt(option, value)  # glibc keeps freed memory, which else causes page faults
-    # Lightning sets this variable, with which torch counts GPUs without initialising CUDA, because a process cannot
-    # fork after this. With the variable, every optimiser step searches the disk for NVIDIA's library.
+            ctypes.CDLL(None).mallopt(option, value)  # glibc keeps freed memory: fewer page faults
+    # Lightning sets this variable so that torch counts GPUs without initialising CUDA, after which a process could not
+    # fork. With the variable, every optimiser step searches the disk for NVIDIA's library.
     if not has_gpu:
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave "q-kv-deepseek" bfloat16 gradients with a

@@ -41,7 +41,7 @@ def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
 
 
 def untried(results: pd.DataFrame) -> list[str]:
-    """Return the attentions of which no run has started; [] if no run of the grid has."""
+    """Return the attentions of which no run has started; [] if no run of the grid has started."""
     tried = {*results.attention[results.state != State.NEW]}
     return [name for name in results.attention.unique() if tried and name not in tried]
 
@@ -112,7 +112,7 @@ class Compared(NamedTuple):
     smallest_margin: float = nan  # smallest margin that contains the 90 % interval
     solved: float = nan  # number of runs of `attention` that solved the task
     solved_by_baseline: float = nan
-    won: float = nan  # number of blocks with one seed in which `attention` solved the task more often
+    won: float = nan  # number of pairs of block (`statistics.blocks`) and seed in which `attention` solved more runs
     lost: float = nan
     margin: float = nan  # in points; NaN without a claim, and then there is neither `p` nor `verdict`
     p: float = nan
@@ -123,7 +123,8 @@ class Compared(NamedTuple):
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
     """Compare attentions in each column and pool of a report's tables.
 
-    Comparisons that claims are about have a verdict, and p-values corrected for the number of these comparisons (Holm).
+    A comparison that a claim is about has a verdict and, if it can be tested, a p-value. The p-values are corrected for
+    their number (Holm).
     A setting in which all runs are at the ceiling, or all at chance, is left out, because it cannot show a difference.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]

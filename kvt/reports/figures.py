@@ -132,7 +132,7 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 
 
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
-    """Return the values of a metric: a column for each run, a row for each step at which at least half have one.
+    """Return the values of a metric: a column for each run, a row for each step at which at least half have a value.
 
     After its last step, a run keeps its last value: otherwise the last means would be of the longest runs alone. Also
     return for each row the mean time in seconds at which runs reached the step or ended.
@@ -148,7 +148,8 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean, at the column that the paper should have named. Cells without a value are left out.
+    diamond is a published mean; if the paper mislabels a column, at the right column. Cells without a value are left
+    out.
     """
     cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
     if not cells:
@@ -199,8 +200,9 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
     A line joins means over runs. The band of a line is from the lowest to the highest run. A thin line shows the
-    accuracy of guessing, if it is known. The setting has positive values, such as "dim"; or it is a pattern such as
-    "test/acc_*_back": the metrics that match are drawn against the number in place of *. Return None without values.
+    accuracy of guessing, if it is known. `setting` has positive values, such as "dim"; or it is a pattern such as
+    "test/acc_*_back": then the metrics that match it are drawn against the number in place of *. `words` labels the
+    horizontal axis. Return None without values.
     """
     pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
     numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
@@ -259,7 +261,7 @@ def as_pdf(figure: Figure) -> bytes:
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return a hash of a figure's data, with which all ids in its <svg> begin, in any version of matplotlib."""
+    """Return a prefix for all ids in a figure's <svg>: a hash of its data, the same in any version of matplotlib."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]

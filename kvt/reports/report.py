@@ -40,7 +40,7 @@ with the best validation metric: {shown} of {made}.""")
 
 
 class Results(NamedTuple):
-    """The results of a grid. Of each sweep over the setting that the grid names in `best_of`, only the best run."""
+    """The results of a grid. A sweep over the setting that the grid names in `best_of` is reduced to its best run."""
 
     runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
     repeats: pd.DataFrame  # a row for each repetition of a run
@@ -82,7 +82,8 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     """Return the grid reduced to the best run of each sweep, and a sentence that describes the sweeps.
 
     The runs of a sweep differ only in the setting that the grid names in `best_of`. The best run has the best value of
-    the task's `monitor`. If no run has finished, the first is taken. All runs lose the setting, so that they pair up.
+    the task's `monitor`; if no run has finished, it is the first. The setting is removed from all runs, so that runs
+    of two attentions with different values of the setting are compared as a pair.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -143,7 +144,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if an entry of a grid about its report is invalid. A study calls this before the first run."""
+    """Raise UserError if an entry of a grid about its report is invalid. A study calls it before the first run."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -171,7 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the value of `monitor`, negated if less is better; −inf for NaN and ±inf; None for unfinished runs."""
+    """Return the value of `monitor`, negated if less is better; −inf for NaN and ±inf; None if there is none."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

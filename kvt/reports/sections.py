@@ -55,7 +55,7 @@ These runs were repeated with the same settings and seed. The tables above use o
 OTHER_DATA = Markdown("""\
 **Runs of {task} with equal data settings were trained on different data ({counts}). A difference between them may be
 due to the data.**""")
-SIX_DIGITS = 5e-6  # the largest relative error of a number with six digits
+SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to six digits
 
 
 def tables(grid: Grid, results: Results) -> Iterator[Section]:
@@ -192,7 +192,7 @@ def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff`. Equal entries of all tasks for a setting are merged into one entry."""
+    """Return `Grid.scale_diff`, with a single entry for a setting if its entries for all tasks are equal."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]

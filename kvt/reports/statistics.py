@@ -10,7 +10,7 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION, TOO_FEW, UNDECIDED = "direction unknown", "too few seeds", "undecided"
-SHARED = 0.2  # correlation that a seed leaves between blocks, estimated from docs/results
+SHARED = 0.2  # correlation of two blocks with the same seed, estimated from docs/results
 
 
 class Summary(NamedTuple):
@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
 
-    The variance of the means is σ² of settings + σ² of seeds · mean of 1 / (seeds in a setting) (random effects).
+    With random effects, the variance of the means is σ²_settings + σ²_seeds · mean(1 / number of seeds).
     """
     groups = values.groupby(settings)
     means, seeds = groups.mean(), groups.count()
@@ -68,7 +68,9 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def blocks(settings: pd.Series) -> pd.Series:
-    """Return the settings without the number of heads. Settings of a block start from the same weights.
+    """Return the block of each setting: the setting without its number of heads.
+
+    Runs of a block with the same seed start from the same weights.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']
@@ -79,12 +81,12 @@ def blocks(settings: pd.Series) -> pd.Series:
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs. Each argument has one value for each pair.
 
-    Let z be the mean difference of a block's settings with one seed, for the n seeds that all these settings have, and
-    w the block's share of the settings. Welch's variance of the mean is V = Σ v over blocks with v = w² · var(z) / n.
-    A block with n < 2 takes the mean of the others' var(z), and n = 1. The effective number of blocks is B = 1 / Σ w².
-    A seed leaves a correlation ρ of 0.2 between blocks, so the standard error is √(V (1 + ρ (B − 1))). The degrees of
-    freedom are min(V₁² / Σ v² / (n − 1), Σ (n − 1)) / (1 + ρ² (B − 1)), at least 1, where V₁ and the sums are over
-    blocks with n ≥ 2.
+    Let n be the number of seeds that all settings of a block have, z the mean difference over these settings, one value
+    for each of the n seeds, and w the block's share of all settings. Welch's variance of the mean is V = Σ v over
+    blocks, where v = w² · var(z) / n. A block with n < 2 takes the mean var(z) of the other blocks, and n = 1. The
+    effective number of blocks is B = 1 / Σ w². Blocks with the same seed have a correlation of ρ = 0.2, so the standard
+    error is √(V (1 + ρ (B − 1))). The degrees of freedom are min(V₁² / Σ (v² / (n − 1)), Σ (n − 1)) / (1 + ρ² (B − 1)),
+    at least 1, where V₁ = Σ v, and these sums are over blocks with n ≥ 2.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     table = pairs.pivot(index="seed", columns="setting", values="d")
@@ -109,13 +111,13 @@ class Shares(NamedTuple):
 
     solved: int
     solved_by_baseline: int
-    won: int  # number of blocks with one seed in which the attention has more solved runs than the baseline
+    won: int  # number of pairs of block and seed in which the attention solves more runs than the baseline
     lost: int
-    different: float  # p-value of the two-sided sign test over these blocks; the others are tied
+    different: float  # p-value of the two-sided sign test of `won` against `lost`
 
 
 def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Shares:
-    """Compare how many paired runs of two attentions solved the task: True in `ours` and in `baseline`."""
+    """Compare how many paired runs solved the task. `ours` and `baseline` are True for runs that did."""
     ours, baseline = ours.to_numpy(int), baseline.to_numpy(int)
     ahead = pd.Series(ours - baseline).groupby([blocks(pd.Series(settings.array)), seeds.to_numpy()]).sum()
     won, lost = int((ahead > 0).sum()), int((ahead < 0).sum())
@@ -131,7 +133,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return the verdict of a comparison, given its corrected p-value; `as_good`: 90 % interval within the margin."""
+    """Return the verdict of a comparison. `different`: corrected p-value; `as_good`: 90 % interval within margin."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

@@ -72,7 +72,7 @@ class Table(NamedTuple):
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
     margin: float = 1.0  # in points; a difference below the margin counts as equal
-    claims: Mapping[tuple[str, str, str], float] | None = None  # (column, attention, baseline): margin; None: all
+    claims: Mapping[tuple[str, str, str], float] | None = None  # margin by (column, attention, baseline); None: all
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
     pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to their runs
     pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
@@ -85,7 +85,7 @@ class Table(NamedTuple):
 
     @property
     def point_of_chance(self) -> float:
-        """A point of the accuracy, or of the metric if there is no accuracy, for comparisons with `chance`."""
+        """The size of a point of `accuracy`, or of `metric` if that is the accuracy, for comparisons with `chance`."""
         return ACC.point if self.accuracy else self.kind.point
 
     def chance_in(self, column: str) -> float | None:

@@ -15,9 +15,10 @@ from kvt.tasks.metrics import Metric
 
 
 def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compared] = ()) -> Markdown:
-    """Return our results, the published results, their difference, and in how many pairs an attention is better.
+    """Return a table of our results, the published results and their difference.
 
-    The last row has the most frequent number of runs of each column. A cell with another number of runs shows it.
+    With `compared`, a row tells in how many pairs an attention is better than the baseline. The last row has the most
+    frequent number of runs of each column. A cell with another number of runs shows it.
     """
     kind, lines = table.kind, [["", *table.columns, "mean"]]
     ahead = {(one.attention, one.column): better_in(one) for one in compared if one.baseline == compared[0].baseline}
@@ -59,7 +60,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return the median steps to `NEARLY` · the highest possible validation value; None if no run has validated."""
+    """Return a table of median steps to `NEARLY` · the highest possible validation value; None without validation."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
@@ -131,7 +132,7 @@ def interval_of(low: float, high: float, kind: Metric) -> str:
 
 
 def verdict_in_words(compared: Compared, kind: Metric) -> str:
-    """Return the verdict of a comparison: "undecided" with the smallest margin in points, or "1 seed: no verdict"."""
+    """Return a verdict, such as "better", "1 seed: no verdict", or "undecided, ± 1.20" with the smallest margin."""
     if compared.verdict == TOO_FEW:
         return f"{counted(compared.seeds, 'seed')}: no verdict"
     margin = compared.smallest_margin if compared.verdict == UNDECIDED else nan

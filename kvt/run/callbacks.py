@@ -32,12 +32,12 @@ class RunCallback(L.Callback):
     * The history has a row for each step at which the run logs metrics. A loss that is not finite ends the run.
     * The learning rate and the norm of the gradients are logged with the training metrics.
     * The training time excludes validation, pictures and checkpoints.
-    * A checkpoint has the running means since the last log, the metrics that callbacks read, and the gradients that
-      are accumulated. It has no state of random generators, because `Batches` seeds them before each batch.
+    * A checkpoint also has the running means since the last log, the metrics that callbacks read, and accumulated
+      gradients. It has no state of random generators, because `Batches` seeds them before each batch.
     * The run ends with a validation, so that last.ckpt and the result cover the whole training.
     * Ctrl-C or a signal of a cluster stops the run after the current step, or after the validation that follows this
-      step. `Last` then saves last.ckpt. The processes of a run tell each other of signals at every log and after every
-      validation, and stop after the same step. A second Ctrl-C ends the process at once.
+      step. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation and end
+      of an epoch, and stop after the same step. A second Ctrl-C ends the process at once.
 
     Args:
         resumes: whether this process resumes a run. A resumed run ends if the run had been told to stop, for instance
@@ -51,9 +51,9 @@ class RunCallback(L.Callback):
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
         self.count = 0  # units of the task, such as tokens, that all processes have read
-        self.received = 0  # the first signal that the run received
-        self._read: int | Tensor = 0  # units that this process has read since the last log; on the device
-        self._since: float | None = None  # None while the clock is stopped
+        self.received = 0  # number of the first signal that the run received; 0: none
+        self._read: int | Tensor = 0  # units that this process has read since the last `_tick`; on the device
+        self._since: float | None = None  # when `seconds` was last updated; None while the clock is stopped
         self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
         self._saved: dict[str, Any] = {}  # the entry "run" of the loaded checkpoint
 
@@ -101,7 +101,7 @@ class RunCallback(L.Callback):
         if self.diverged or (self.resumes and saved.get("should_stop")):
             self._end(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # of Lightning: stops between two steps
+            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's: stops between two steps
             for number in STOP_SIGNALS:  # Lightning restores all handlers after training
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
@@ -110,7 +110,7 @@ class RunCallback(L.Callback):
         self._since = self._since or perf_counter()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
-        """Before a step with a log, keep the learning rate, and the norm of the gradients before clipping."""
+        """If this step is logged, keep its learning rate, and the norm of the gradients before clipping."""
         if (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
@@ -169,13 +169,16 @@ class RunCallback(L.Callback):
             trainer.check_val_every_n_epoch = 1
 
     def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether a validation may follow this batch: Lightning stops within a validation, kvt after one."""
+        """Return whether a validation may follow this batch. A signal then stops the run only after the validation."""
         batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
         is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Add the time since the last call, and the units that all processes read. Waits for the work of a GPU."""
+        """Add the time since the last call to `seconds`, and the units read since then to `count`.
+
+        Waits for the work of a GPU. If `goes_on` is False, the clock stops.
+        """
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0
@@ -216,11 +219,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Best(ModelCheckpoint):
     """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    `state_key` is constant: Lightning reads it about ten times a step, and would make a new text each time.
+    `state_key` is constant: Lightning reads it about ten times a step, and would make a new string each time.
     """
 
     state_key = "best"
-    on_train_batch_end = L.Callback.on_train_batch_end  # saves after validations alone
+    on_train_batch_end = L.Callback.on_train_batch_end  # saves only after validations
     run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -237,7 +240,10 @@ class Best(ModelCheckpoint):
 
 
 class Last(ModelCheckpoint):
-    """Saves last.ckpt, from which a run resumes, after every validation and when a signal stops the run."""
+    """Saves last.ckpt, from which a run resumes.
+
+    It is saved after every validation, or every epoch of a run without validation, and when a signal stops the run.
+    """
 
     state_key = "last"
     on_train_batch_end = L.Callback.on_train_batch_end
@@ -254,7 +260,7 @@ class Last(ModelCheckpoint):
 class Lines(L.Callback):
     """Prints a line after each epoch, and after each validation within an epoch, above the progress bar if any."""
 
-    printed = -1  # the step of the last line: a run may end with a validation within an epoch
+    printed = -1  # step of the last line; a validation and the end of an epoch at one step print one line
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._print(trainer)

@@ -58,7 +58,7 @@ class KvtCLI(LightningCLI):
     Args:
         config: the configuration, in the form of config.yaml.
         words: flags, which override the configuration.
-        checkpoint: the checkpoint from which `config` was read.
+        checkpoint: the checkpoint from which `config` was read, if any.
         texts: prog and description for --help.
 
     Attributes:
@@ -85,7 +85,7 @@ class KvtCLI(LightningCLI):
         self.config, self.content = parse(parser, self.given, args)
 
     def instantiate_classes(self) -> None:
-        """Make data and task. `LightningCLI` would also make the Trainer, whose callbacks need both."""
+        """Make data and task. `LightningCLI` would also make the Trainer, but its callbacks need both first."""
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule, self.model = self.config_init.data, self.config_init.model
         self.model.run_config = self.content
@@ -126,7 +126,7 @@ def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
     for action in parser._actions:
         group, dot, name = action.dest.partition(".")
         short = f"--{name}" if dot and "." not in name else "--seed" if group == "seed_everything" else None
-        if action.dest in HELP:  # jsonargparse says that --model and --data name files to read
+        if action.dest in HELP:  # jsonargparse's help says that --model and --data are files to read
             action.help = HELP[action.dest]
         if short and short not in options:
             names = [short, f"{short}+"] if f"--{action.dest}+" in options else [short]
@@ -138,7 +138,7 @@ def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
 def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Namespace, Config]:
     """Return parsed settings, and all settings in the form of config.yaml.
 
-    Raises UserError for values of another type, and for some values that the Trainer accepts, but not a run.
+    Raises UserError for values of a wrong type, and for some values that the Trainer accepts but kvt does not.
 
     Args:
         parser: the parser.
@@ -192,7 +192,7 @@ def default_settings(classes: Mapping[str, Any]) -> Config:
 def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """Return settings by section, with values of their declared types. `settings` has the names of flags, such as lr.
 
-    Raises UserError for an unknown name, and for a value of another type.
+    Raises UserError for an unknown name, and for a value of a wrong type.
     """
     parser = _known_parser(**classes)
     known = {option[2:]: action.dest for option, action in parser._option_string_actions.items()}
@@ -209,7 +209,7 @@ def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> C
 
 
 def without_defaults(named: Any) -> Any:
-    """Return a class, {"class_path": …, "init_args": …}, or a list of them, without arguments that equal defaults."""
+    """Return a class, {"class_path": …, "init_args": …}, or a list of classes without arguments that equal defaults."""
     if isinstance(named, list):
         return [*map(without_defaults, named)]
     given, defaults = named.get("init_args", {}), arguments(resolve_name(named["class_path"]))

@@ -48,9 +48,10 @@ class RunConfig:
 
     @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
-        """Return the configuration in YAML files, or of tasks such as cifar10; a later file overrides an earlier one.
+        """Return the configuration in files: paths of YAML files, or names of tasks such as cifar10.
 
-        Raises UserError if the files do not name the classes of a task and its data.
+        A later file overrides an earlier one. Raises UserError if a file is missing or invalid, or if the files do not
+        name the classes of a task and its data.
         """
         from kvt.run.cli import parse_config
 
@@ -65,7 +66,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration with `settings`, a dict by the names of `flat`, and with no other settings."""
+        """Return the configuration that has only `settings`, a dict with the same names as `flat`."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -105,12 +106,12 @@ class RunConfig:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the settings in `flat` that have a default."""
+        """The defaults of the settings in `flat`, without the seed and the classes."""
         return _defaults(self.model["class_path"], self.data["class_path"])
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings in `flat` that differ from their defaults."""
+        """The settings in `flat` that differ from their defaults, and always the seed and the classes."""
         usual = self.defaults
         return {name: value for name, value in self.flat.items() if value not in ({}, usual.get(name))}
 
@@ -131,8 +132,8 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        If one configuration lacks a setting, the setting has its default there: a later version of kvt added it, and
-        the default does not change results. The method does not import the classes of `other`.
+        If one configuration lacks a setting, the default counts as its value: a later version of kvt added the setting,
+        with a default that does not change results. The method does not import the classes of `other`.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         names = sorted(ours.keys() | theirs.keys())
@@ -200,7 +201,7 @@ def bare(name: str) -> str:
 
 
 def in_short(value: Any) -> Any:
-    """Return text for a class with arguments, "AdamW(weight_decay=0.1)", or a list of them; other values unchanged.
+    """Return a class, or a list of classes, as text such as "AdamW(weight_decay=0.1)"; other values unchanged.
 
     >>> in_short([{"class_path": "torch.optim.AdamW", "init_args": {"weight_decay": 0.1}}]), in_short(3)
     ('AdamW(weight_decay=0.1)', 3)
@@ -216,9 +217,9 @@ def in_short(value: Any) -> Any:
 def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:
     """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
 
-    A class in `named`, by section, replaces the class in the files, and gets the settings in the files that its
-    constructor has as arguments. Raises UserError for a file that does not exist, for anything else than sections, and
-    if a class is missing.
+    A class in `named`, by section, replaces the class in the files. Of the settings in the files, it gets those that
+    its constructor has as arguments. Raises UserError if a file does not exist, is not YAML or has unknown sections,
+    and if a class is missing.
     """
     config: Config = {"trainer": {}, **{section: {"init_args": {}} for section in BUILT}}
     for file in files:

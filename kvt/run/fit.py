@@ -1,4 +1,4 @@
-"""Trains, validates, tests or predicts with the Lightning Trainer. A killed run resumes with the same numbers."""
+"""Trains, validates, tests or predicts with the Lightning Trainer. Resumed runs equal uninterrupted runs."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ from kvt.view.pictures import Shown
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a run.
+    """The result of a run; empty in all processes but the first.
 
     Attributes:
         metrics: the first entries of result.json: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
@@ -78,11 +78,12 @@ def train(
         resume: whether to continue from last.ckpt in the folder; the result is the same as without the stop.
         test: whether to test the best checkpoint if the data have a test split.
         callbacks: further Lightning callbacks.
-        quiet: whether to leave out the pictures and the line that names the folder, for a worker of a study, whose log
-            has the messages of Lightning.
+        quiet: whether to draw no pictures, print no line with the folder, and keep Lightning's messages, as a worker
+            of a study does for its log.
 
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
+        filelock.Timeout: another process uses the folder.
     """
     if not quiet:
         silence_libraries()
@@ -109,9 +110,9 @@ def train(
             added += [best, Last(place, "last", save_on_exception=True, save_on_train_epoch_end=each_epoch, **how)]
         purge_step = steps + 1 if resume else None
         trainer = make_trainer(cli, [*callbacks, *added], path, path if writes else None, purge_step)
-        # The Trainer converts a model to the Trainer's precision only after it has copied the weights for averaging and
-        # loaded a checkpoint, so kvt converts earlier. kvt does not convert to half precision here: averages and
-        # checkpoints stay float32, which represents half-precision numbers exactly.
+        # The Trainer converts a model to its precision only after `WeightAveraging` has copied the weights and after it
+        # has loaded a checkpoint, so kvt converts earlier, but not to half precision: averages and checkpoints stay
+        # float32, which represents half-precision numbers exactly.
         if not isinstance(trainer.precision_plugin, HalfPrecision):
             trainer.precision_plugin.convert_module(task)
         if cli.content["compile"]:
@@ -135,7 +136,7 @@ def train(
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
-            if run.received:  # it came in the last step: the resumed run makes the result
+            if run.received:  # the signal came in the last step: the resumed run makes the result
                 raise SIGTERMException
             return _result(cli, trainer, run, best, started, test)
         except SIGTERMException:
@@ -178,7 +179,7 @@ def test(cli: KvtCLI) -> None:
 
 
 def predict(cli: KvtCLI) -> Path | None:
-    """Write predictions of the run's checkpoint to a CSV, and return the path of the CSV.
+    """Write predictions of the run's checkpoint to a CSV, and return its path; with --fast_dev_run, do neither.
 
     The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
     predictions-<stem>.csv beside the checkpoint.
@@ -261,7 +262,7 @@ def make_trainer(
 
 
 def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bool) -> Path:
-    """Return the path of a run's folder.
+    """Return the path of a run's folder; raise UserError if `folder` has a run and `resume` is False.
 
     If `folder` is None, make the folder version_N with the next free N. Two runs that start at once get different
     folders. A process that writes nothing gets the parent of this folder.
@@ -286,7 +287,7 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
     Raises UserError if the checkpoint does not fit the run.
     """
-    if start.continues:  # the state of the optimiser would win over a changed setting
+    if start.continues:  # the saved state of the optimiser would override a changed setting
         start.require_same(cli.content, ("model", "optimizer"))
     start.require_same_data(cli.datamodule, content=start.continues)
     if not start.continues:
@@ -314,7 +315,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes, by setting, about limits and early stopping that affect these metrics."""
+    """Return notes, by setting, about limits and early stopping that affect the `metrics`."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")
@@ -329,8 +330,8 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
     """Compile a task's model with torch.compile in place; the names of parameters stay the same. GPUs use CUDA graphs.
 
-    The stacks of blocks are compiled, too, because some losses call the stacks without `forward` of the model. Raises
-    UserError if batches differ in length.
+    The stacks of blocks are compiled, too, because some losses call the stacks directly, not through the model's
+    `forward`. Raises UserError if batches differ in length.
     """
     if data.batches("train", trainer).ragged:
         raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")

@@ -8,7 +8,10 @@ from filelock import FileLock, Timeout
 
 LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"
-"""The checkpoint for resuming a run. The file exists after the first validation or stop."""
+"""The checkpoint for resuming a run.
+
+The file exists after the first stop, or the first validation; without validation, after the first epoch.
+"""
 BEST = "checkpoints/best.ckpt"
 """The best checkpoint by validation. The file exists after the first validation."""
 

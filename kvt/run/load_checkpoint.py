@@ -54,7 +54,8 @@ class Checkpoint:
     def section(self, name: str) -> dict[str, Any]:
         """Return {"class_path": …, "init_args": …} of the task (name "model") or of the data (name "data").
 
-        Raises UserError for a class, or an attention, that is neither part of kvt nor in `named`.
+        Raises UserError for a class, or an attention, that is neither part of kvt nor in `named`; and if the checkpoint
+        lacks the section, or names a class in its settings.
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
@@ -81,8 +82,8 @@ class Checkpoint:
     def config(self) -> Config:
         """The configuration of the run, with the Trainer settings that may change the result, except the accelerator.
 
-        It lacks callbacks, and an optimiser from outside torch.optim. The user names them again, because kvt imports
-        no class that a file names.
+        It lacks callbacks, and an optimiser from outside torch.optim. The user must name them again, because kvt
+        imports no class that a file names.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
         read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}
@@ -100,7 +101,7 @@ class Checkpoint:
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
         # float16, as in the folder zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
-            task.to(kept.pop())  # float64 after a run with --precision 64-true
+            task.to(kept.pop())  # such as float64 after a run with --precision 64-true
         self.load_weights(task)
         return task.eval()
 
@@ -117,7 +118,7 @@ class Checkpoint:
 
     @property
     def seed(self) -> int:
-        """The seed of the run; 0 if the checkpoint names no data."""
+        """The seed of the run; 0 if the checkpoint has no seed."""
         return self.saved["config"].get("seed_everything", 0)
 
     @property
@@ -180,7 +181,10 @@ class Checkpoint:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value names no class. The parser reads text as YAML, and imports the class of a `class_path`."""
+    """Return whether a value has no dict with a `class_path`, and no text that YAML reads as a dict or a list.
+
+    The parser reads text as YAML, and imports the class of a `class_path`.
+    """
     if isinstance(value, str):
         with suppress(yaml.YAMLError, ValueError):
             return not isinstance(yaml.safe_load(value), dict | list)
@@ -225,8 +229,8 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     classification task has `predict(inputs)`.
 
     Args:
-        checkpoint: path of a file that a run or a plain Lightning Trainer has saved, or of a folder that
-            `save_pretrained` has written.
+        checkpoint: path of a file that a run or a plain Lightning Trainer has saved; of a folder that
+            `save_pretrained` has written; or of a run's folder, which stands for the run's best checkpoint.
         attn: import path of your own attention class, if the checkpoint uses one: my_attention.NearKV. kvt imports only
             classes that you name.
         model: import path of your own task class, if the checkpoint uses one: my_task.MyTask.

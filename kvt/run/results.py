@@ -21,7 +21,7 @@ from kvt.tune import environment
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. All runs of a task have the same names of settings.
 
-    A mapping becomes text, because TensorBoard's table shows the entries of a mapping only for a single run.
+    Mappings and lists become text. TensorBoard's table would show the entries of a mapping only for a single run.
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
@@ -39,7 +39,7 @@ def save_results(
 ) -> dict[str, Any]:
     """Log scores and notes, write result.json and history.csv into the run's folder, and return the printed summary.
 
-    TensorBoard's table of hyperparameters shows only settings and scores of the same call.
+    TensorBoard's table of hyperparameters shows only settings and scores that are logged in the same call.
     """
     task, data = cli.model, cli.datamodule
     summary: dict[str, Any] = {
@@ -82,7 +82,7 @@ def save_results(
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with one line for each example. Numbers have four decimals, and a list of numbers fills one cell.
+    """Write a CSV with one line for each example. Floats are rounded to four decimals. A list fills one cell.
 
     Args:
         path: path of the CSV.

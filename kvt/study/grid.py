@@ -25,12 +25,12 @@ ONLY = "full"  # the scale of a grid without the key `scales`
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse the values
 Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes
-Columns = dict[str, Settings] | list[str] | None  # settings of the runs by column; or a column for each task
+Columns = dict[str, Settings] | list[str] | None  # settings of each column's runs; or tasks, a column each; None: all
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. Its tasks and seeds replace all tasks and seeds of the grid, its axes those of equal names."""
+    """A scale of a grid. Its tasks and seeds replace those of the grid. Its axes replace axes of the same name."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -40,7 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ClaimsEntry:
-    """Claims about a column or pool of a table at one scale; a difference below the margin, in points, is as good."""
+    """Claims about a column or pool of a table at one scale. Differences below `margin`, in points, count as equal."""
 
     scale: str
     column: str
@@ -214,7 +214,7 @@ class Grid:
     scale: str
     file: GridFile
     runs: tuple[Run, ...]
-    of_all_scales: tuple[Run, ...]  # the runs at all scales, whose names and settings tables may use
+    of_all_scales: tuple[Run, ...]  # the runs at all scales; tables may name their tasks, attentions and settings
     scale_diff: ScaleDiff
 
     @cached_property

@@ -55,8 +55,9 @@ def find_outcomes(
     """Return the outcomes of each run by name, read from folders that contain runs or records at any depth.
 
     A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
-    come first. A result that continued from a checkpoint belongs to no run. Damaged runs are left out,
-    with a printed note. Raises UserError if a folder does not exist, or if the folders have no result of the runs.
+    come first. The result of a run that continued from a checkpoint belongs to no run. Damaged runs are
+    left out, with a printed note. Raises UserError if a folder does not exist, or if the folders have no result of the
+    runs.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
@@ -86,7 +87,7 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
-    """Add results of a grid, from folders of runs and from other records, to a record; return a line with run counts.
+    """Add results of a grid, from folders of runs and from other records, to a record; return a line with counts.
 
     Rows have the order of the grid. Rows of runs that are no longer in the grid come last. If there are no new results,
     no file is written.

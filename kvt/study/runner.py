@@ -38,10 +38,11 @@ def make_runs(
     listed: bool = False,
     recorded: Outcomes | None = None,
 ) -> int:
-    """Train the runs that are neither done nor recorded, as `kvt study run` does; return the number of failed runs.
+    """Train the runs that are neither done nor recorded, as `kvt study run` does; return how many runs failed.
 
     `root` is the folder of the study. `recorded` maps names of runs to outcomes from records. With `listed`, the
-    function lists the runs with their states instead of training. The other arguments are flags of the command.
+    function lists the runs with their states instead of training. The other arguments are flags of the command. With
+    `dry_run` or `listed`, the result is 0.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -120,7 +121,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 class Times:
-    """Estimates of the time of runs from known runs on GPUs, or on CPUs if this machine has no GPU."""
+    """Estimates the time of runs from known runs: those on GPUs, or those on CPUs if this machine has no GPU."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to seconds
@@ -137,7 +138,8 @@ class Times:
     def left(self, runs: Iterable[Run], workers: int) -> str:
         """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30".
 
-        The time of a run is the mean of known runs of the nearest size, of its task or else of any, scaled by size.
+        The time of a run is the mean time of the known runs of the nearest size, scaled by size: known runs of its
+        task, or else of any task. Return "unknown time" if no run is known.
         """
         seconds = 0.0
         for (task, size), count in Counter((run.task, run.size) for run in runs).items():
@@ -149,7 +151,7 @@ class Times:
 
 
 def print_forecast(runs: Sequence[Run], left: Mapping[str, Run], times: Times, workers: int) -> None:
-    """Print the number of runs that are left, and their estimated time, of each task and of all."""
+    """Print the number of runs that are left, and their estimated time, for each task and for all tasks."""
     rows = {}
     for task, count in Counter(run.task for run in runs).items():
         mine = [run for run in left.values() if run.task == task]

@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait for at most `seconds` until runs end. Yield each with how its process died; "": it did not."""
+        """Wait at most `seconds` for runs to end. Yield each with how its process died, or "" if it did not die."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()

@@ -63,12 +63,15 @@ class Layer(NamedTuple):
     scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N)
     labels: Labels
     overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights (heads, H', W') to draw over it
-    looked_at: Tensor | None = None  # int64 (heads, N): the position with each row's largest mean weight
+    looked_at: Tensor | None = None  # int64 (heads, N): for each row, the other position with the largest mean weight
     symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """The eigenvalues of self-attention maps, complex (heads, N); None for causal maps, whose diagonal they are."""
+        """The eigenvalues of self-attention maps, complex (heads, N).
+
+        None for causal maps, whose eigenvalues are the diagonal; without `scores`; and if a row's sum is not 0 or 1.
+        """
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -124,7 +127,7 @@ def draw_maps(
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Add `looked_at`, averaged over batches, and `symmetric` to self-attention layers; return all layers.
+    """Add `symmetric`, and `looked_at` of the maps' mean over `batches`, to self-attention layers; return all layers.
 
     If a position can attend to no other position, its `looked_at` is the position itself. Maps of another size than the
     layer's map, such as maps of a batch with more padding, are skipped. If all are skipped, a layer stays unchanged.
@@ -150,7 +153,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line of text for every head: the cycles of `looked_at`, the symmetric share, and the eigenvalues.
+    """Return a line for every head with `looked_at`: its cycles, and if known the symmetric share and the eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -189,8 +192,8 @@ def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Fig
     """Return a figure of all maps, with a row of panels for every layer and a column for every head.
 
     A map is bright where the token of a row attends to the token of a column. All maps share one colour scale. Red
-    rings mark `Layer.looked_at`. Overlays are drawn next to the maps. The last panel of a layer shows the eigenvalues
-    of its maps. `columns` is the number of panels in a row; by default, every layer fits into one row.
+    rings mark `Layer.looked_at`. Overlays are drawn next to the maps. If a layer has `eigenvalues`, its last panel
+    shows them. `columns` is the number of panels in a row; by default, every layer fits into one row.
     """
     panels = 1 if layers[0].overlay is None else 2  # panels per head
     spectra = [layer.eigenvalues for layer in layers]
@@ -265,8 +268,8 @@ class Sheet:
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight or at eight times the weight of uniform attention, whichever is larger, so that
-    nearly uniform maps have nearly uniform colours; at the largest weight if rows do not have the sum 1.
+    The scale ends at the largest weight. If all rows have the sum 1, it ends at eight times the weight of uniform
+    attention, but at most 1, if that is larger: nearly uniform maps then have nearly uniform colours.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -275,7 +278,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with column labels below the map. If `beside`, add row labels on the left of the map."""
+    """Draw a map (N, M) with column labels below it, if they are readable; if `beside`, with row labels on its left."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)

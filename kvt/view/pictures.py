@@ -18,7 +18,7 @@ TAG = "visual/attention"
 class Shown(Callback):
     """A callback that sends attention maps and a sample text to the loggers after validation 1, 2, 4, 8 … and the last.
 
-    Drawing may take longer than training a small model between two validations.
+    Most validations get no pictures, because drawing may take longer than training a small model between validations.
     """
 
     _validations = _shown = 0  # the number of validations, and the number of the last one with pictures
@@ -55,7 +55,7 @@ class Shown(Callback):
                     logger.log_image(name, [picture], step=trainer.global_step)
 
     def show_text(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
-        """Send a text that the model generates to TensorBoard, if the loss is finite."""
+        """Send a generated text to TensorBoard, if the task generates text and the validation loss is finite."""
         boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
         if boards and trainer.callback_metrics["val/loss"].isfinite() and (text := pl_module.sample()) is not None:
             for board in boards:
