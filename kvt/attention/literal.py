@@ -40,6 +40,9 @@ class LiteralMap(MapPosition):
         table: Tensor = getattr(self.positions, "table", self.get_buffer("sinusoid"))
         return map_logits(self.score(q, k), table[m - n : m, :m], *self._linear_map())
 
+    def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
+        return super(MapPosition, self).scores(x, context, **given)  # `logits` has all terms of the formula
+
 
 class LiteralKVPos(LiteralMap, KVPos):
     """`KVPos` by the paper's formula: softmax(Linear_{m→1}(α K Kᵀ · 1_m + P)) V."""
