@@ -126,7 +126,7 @@ def compiled(attn: str) -> Iterator[Case]:
 
 
 def libraries(attn: str) -> Iterator[Case]:
-    """Yield cases within the window, with models of other libraries: the same size, qkv, and their own caches."""
+    """Yield cases within the window. The libraries' models have the same size, use qkv, and have their own caches."""
     ours = CharacterTask(CHARACTERS, attn=attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
         _, write = make(**SIZE)

@@ -1,8 +1,8 @@
-"""The paper's models (Borji 2023), written by the formulas of the paper: the baseline of the benchmarks.
+"""The paper's models (Borji 2023), written from its formulas: the baseline of training.py.
 
-The models are not optimised, and use no code of `kvt` that may become faster. Every attention map is computed, for
-`kv+pos` with a tensor of m channels. Symbols enter as one-hot vectors. Examples are fetched one by one and collated.
-Parameters have the names of `kvt.models`, so that these models and kvt's can load each other's weights.
+The models are not optimised, and use no code of `kvt` that may become faster. They compute every attention map, for
+`kv+pos` with a tensor of m channels. Symbols enter as one-hot vectors. Parameters have the names of `kvt.models`, so
+that these models and kvt's can load each other's weights.
 """
 
 from collections import OrderedDict

@@ -38,7 +38,7 @@ PAGES = (
     *(f"docs/{name}.md" for name in ("findings", "claims", "symmetry", "sharing", "recall", "lacks", "reliability")),
 )
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step"}
-UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU", "real_ppl": "per cent"}
+UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU", "real_ppl": "points"}
 """A dict that maps the name of a metric to the unit of differences."""
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
@@ -140,7 +140,7 @@ def measured(record: str, metric: str, column: str) -> tuple[str, str]:
 
 
 def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
-    """Return the differences in several columns, or their mean over all settings, without an interval."""
+    """Return the differences in several columns, or the mean of these, and the pairs as in `measured`."""
     opened = _known(record)
     table = opened.table(metric)
     every = [by_seed(opened.rows, table, column)[0] for column in columns]  # with settings that comparisons leave out
@@ -271,7 +271,7 @@ def compared(
         claimed: "better", "worse" or "as good", of the first attention of each pair.
 
     Returns:
-        The evidence, None if the report lacks one of the comparisons.
+        The evidence; None if the report lacks one of the comparisons.
     """
     kind, found, texts = record.table(metric).kind, list[Compared](), []
     for place in [column] if isinstance(column, str) else column:

@@ -36,8 +36,8 @@ def draw_apart(
         sizes: dict that maps the name of each split to its number of examples.
         seed: seed of all draws.
         tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
-        redraw: function that replaces examples by others of the same kinds, such as equal numbers of questions, so that
-            the splits keep the fractions of the kinds.
+        redraw: function that replaces each example by one of the same kind, such as a sequence with as many questions,
+            so that the splits keep the fractions of the kinds.
         by_hash: with `redraw`: whether a hash assigns examples to splits even if the splits have no example in common.
     """
     names = [*sizes]

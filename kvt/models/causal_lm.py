@@ -89,7 +89,7 @@ class CausalLM(nn.Module):
 
         The embedding must have no table of positions. Attentions must not override `forward`, `gain_and_bias`, `logits`
         or `attention_weights`, because an override might use absolute positions. Of `rotate`, `merge` and `attend`,
-        only kvt's own overrides are allowed: their results depend on distances alone.
+        only kvt's own overrides are allowed: with these, outputs depend on distances alone.
         """
 
         def is_relative(attention: type) -> bool:

@@ -290,7 +290,7 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
 
 
 def limit_ticks(axes: Axes, number: int) -> None:
-    """Set at most `number` + 1 ticks on the vertical axis."""
+    """Set at most `number` + 1 ticks on the vertical axis, and the font size of the labels of both axes."""
     axes.tick_params(labelsize=FONT)  # `FONT` from rcParams would not apply when the figure is saved
     axes.yaxis.set_major_locator(MaxNLocator(number, steps=TICK_STEPS))
 

@@ -59,7 +59,7 @@ SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to six digit
 
 
 def tables(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section for each table, with the published numbers and the comparisons, and a legend."""
+    """Yield a section for each table, with published numbers and comparisons, then a section with the legend."""
     for number, table in enumerate(results.tables):
         cells = cells_of(results.runs, table)
         compared = [one for one in results.compared if one.table == number]

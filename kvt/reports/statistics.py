@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
     """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
 
-    With random effects, the variance of the means is σ²_settings + σ²_seeds · mean(1 / number of seeds).
+    `share_of_settings` assumes var(means of settings) = σ²_settings + σ²_seeds · mean(1 / number of seeds).
     """
     groups = values.groupby(settings)
     means, seeds = groups.mean(), groups.count()

@@ -209,7 +209,7 @@ def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> C
 
 
 def without_defaults(named: Any) -> Any:
-    """Return a class, {"class_path": …, "init_args": …}, or a list of classes without arguments that equal defaults."""
+    """Remove arguments that equal defaults from a class, {"class_path": …, "init_args": …}, or a list of classes."""
     if isinstance(named, list):
         return [*map(without_defaults, named)]
     given, defaults = named.get("init_args", {}), arguments(resolve_name(named["class_path"]))

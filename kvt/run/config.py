@@ -24,7 +24,7 @@ NOT_COMPARED = ("data.data_dir",)
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has the settings that may change the result, by name. `name` is a hash of those that differ from defaults.
+    `flat` has the settings by which runs are compared, by name. `name` is a hash of those that differ from defaults.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -86,7 +86,7 @@ class RunConfig:
 
     @property
     def flat(self) -> dict[str, Any]:
-        """A dict of all settings that may change the result, by name: "seed", "model.class", "model.dim"."""
+        """A dict of the settings by which runs are compared, by name: "seed", "model.class", "model.dim"."""
         from kvt.tasks.datamodule import as_recorded
 
         data = {**self.data, "init_args": as_recorded(self.data["class_path"], self.data["init_args"])}

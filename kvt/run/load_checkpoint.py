@@ -1,7 +1,7 @@
 """Loads models from checkpoints as plain data: loading a file runs no code of the file.
 
 A checkpoint names the classes of its task, its data and its attention. kvt imports a class only if the class is part
-of kvt, or if the user also names the class.
+of kvt or torch.optim, or if the user also names the class.
 """
 
 import json
@@ -82,8 +82,8 @@ class Checkpoint:
     def config(self) -> Config:
         """The configuration of the run, with the Trainer settings that may change the result, except the accelerator.
 
-        It lacks callbacks, and an optimiser from outside torch.optim. The user must name them again, because kvt
-        imports no class that a file names.
+        It lacks callbacks, and an optimiser from outside torch.optim. The user must name them again: kvt imports no
+        class from outside kvt and torch.optim only because a file names it.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
         read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}

@@ -50,7 +50,7 @@ class ClaimsEntry:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A table of a grid's report; docs/guides/studies.md describes the keys."""
+    """A table of a grid's report; docs/guides/studies.md describes most keys."""
 
     metric: str
     over_training: bool = False
@@ -74,7 +74,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class GridFile:
-    """The content of a grid's YAML file; docs/guides/studies.md describes the keys."""
+    """The content of a grid's YAML file; docs/guides/studies.md describes most keys."""
 
     tasks: Tasks
     axes: Settings

@@ -67,7 +67,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings that are arguments of the class, in a unique form, for names and comparisons of runs."""
+        """Return the settings that are arguments of the class, in the canonical form by which runs are compared."""
         return {name: value for name, value in settings.items() if name in arguments(cls)}
 
     def setup(self, stage: str) -> None:
