@@ -270,7 +270,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sections of config.yaml to the checkpoint; outside a run of kvt, only those of task, data and seed."""
+        """Add the sections of config.yaml to the checkpoint; outside a run of kvt, only task, data and seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
