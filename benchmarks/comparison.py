@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def flags(description: str | None, repeats: int) -> argparse.ArgumentParser:
-    """Return an argument parser with the flags that benchmarks share."""
+    """Return an argument parser with the flag --repeats, and with the device "cpu" if no flag is added for it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(device="cpu")
     parser.add_argument("--repeats", type=int, default=repeats, help="number of rounds; each times everything once")
@@ -30,7 +30,7 @@ def add_peers(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the flags, tune the process as in training, and print the machine and its settings."""
+    """Parse and return the flags, tune the process as in training, and print the machine and the number of rounds."""
     asked = parser.parse_args(argv)
     if asked.repeats < 1:
         parser.error(f"--repeats={asked.repeats} must be positive")
@@ -61,7 +61,7 @@ def default_of_torch(call: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def at_its_best(call: Callable[[], object]) -> Callable[[], object]:
-    """Return `call` with torch's default for float32 products, or with the process's setting if it is faster."""
+    """Return `call` with torch's default for float32 products, or `call` itself, whichever is faster in one round."""
     samples = timed({way: way for way in (default_of_torch(call), call)}, rounds=1)
     return min(samples, key=lambda way: samples[way])
 
@@ -70,7 +70,7 @@ PEERS: dict[str, Callable[[Callable[[], object]], Callable[[], object]]] = {
     "default": default_of_torch,
     "best": at_its_best,
 }
-"""Functions that apply the setting of --peers to another library's function."""
+"""For each value of --peers: a function that applies the setting to a function of another library."""
 
 
 def ratios(slow: Samples, fast: Samples) -> list[float]:

@@ -4,9 +4,9 @@
 symbols, which fill the window, for batches of 1 and 64; a third generates 500 symbols. The paper's method recomputes
 all logits of the visible window for each symbol.
 
-*Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000, 1,000 sources of 4 to 20 tokens in batches of similar
-length, 20 tokens each. The paper's method encodes a sentence once, and recomputes the whole translation for each token.
-It translates only a twentieth of the sentences.
+*Translation*: dim 128, depth 1, heads 4, vocabularies of 10,000 words, 1,000 sources of 4 to 20 tokens in batches of
+similar length. Each translation has 20 tokens. The paper's method encodes a sentence once, and recomputes the whole
+translation for each token. It translates only a twentieth of the sentences.
 
 `kvt` translates with fast float32 products (kvt/tune.py). It generates characters with torch's default,
 which is faster for few rows. The paper's method and other libraries use torch's default. Weights are random, because
@@ -98,7 +98,7 @@ def our_greedy(model: Seq2Seq, sources: Sequence[list[int]]) -> list[list[int]]:
 
 
 class Case(NamedTuple):
-    """Two functions that generate a text: `kvt`'s, and one of the paper or a library, which may generate less."""
+    """Two functions that generate text: `kvt`'s, and one of the paper or a library, which may generate fewer tokens."""
 
     name: str
     ours: Callable[[], Text]
@@ -106,7 +106,7 @@ class Case(NamedTuple):
 
 
 def both(task: Callable[..., Task], spec: dict[str, Any], attn: str, device: torch.device) -> tuple[Any, Any]:
-    """Return `kvt`'s model and the paper's with the same weights."""
+    """Return `kvt`'s model and a model with the paper's attention and the same weights."""
     ours, papers = (task(spec, attn=name).eval().to(device).model for name in (attn, PAPER[attn]))
     papers.load_state_dict(ours.state_dict())
     return ours, papers
@@ -119,14 +119,14 @@ def characters(attn: str, device: torch.device = CPU) -> Iterator[Case]:
 
 
 def compiled(attn: str) -> Iterator[Case]:
-    """Yield a case within the window, with a step that torch compiles once for all numbers of tokens."""
+    """Yield a case within the window, in which torch compiles `kvt`'s step once for all numbers of tokens."""
     ours, papers = both(CharacterTask, CHARACTERS, attn, CPU)
     ours.next_logits = torch.compile(ours.next_logits, dynamic=True)
     yield text("batch 1, 63 tokens, compiled", ours, partial(paper_sample, papers), 1, 63)
 
 
 def libraries(attn: str) -> Iterator[Case]:
-    """Yield cases within the window. The libraries' models have the same size, use qkv, and have their own caches."""
+    """Yield cases within the window. The libraries' models have the same size, QKV attention and their own caches."""
     ours = CharacterTask(CHARACTERS, attn=attn).eval().model
     for (library, make), batch in product(LIBRARIES.items(), (1, 64)):
         _, write = make(**SIZE)

@@ -1,8 +1,8 @@
 """Measure training steps on a GPU, and compare every attention on the GPU with the CPU.
 
 Prints two Markdown tables. A step is the forward pass, the backward pass and the optimiser, on one batch that stays on
-the device. The exit code is 1 if an attention is wrong. `--device cpu --batch 2 --repeats 1` tries the script without a
-GPU.
+the device. The exit code is 1 if the verdict on an attention is "WRONG". `--device cpu --batch 2 --repeats 1` tries the
+script without a GPU.
 """
 
 import argparse
@@ -72,7 +72,10 @@ def steps(device: torch.device, batch: int, repeats: int) -> Iterator[list[str]]
 
 
 def passes(layer: nn.Module, x: Tensor, dtype: torch.dtype, *, causal: bool) -> list[Tensor]:
-    """Return the output, the gradient of the input, and the gradient of all weights as one vector, in float64."""
+    """Return the output, the gradient of the input x, and the gradient of all weights as one vector, in float64.
+
+    The gradients are those of Σ output · sign(x).
+    """
     x = x.detach().requires_grad_()
     with torch.autocast(x.device.type, dtype, enabled=dtype == torch.bfloat16):
         output = layer(x, causal=causal)
@@ -82,7 +85,7 @@ def passes(layer: nn.Module, x: Tensor, dtype: torch.dtype, *, causal: bool) -> 
 
 
 def errors(attn: str, device: torch.device, dtype: torch.dtype, batch: int) -> list[float]:
-    """Return max |found − exact| / max |exact| of output and gradients, the greater of causal and bidirectional.
+    """Return max |found − exact| / max |exact| for each result of `passes`, the greater of causal and bidirectional.
 
     The exact numbers are those of float64 on the CPU.
     """

@@ -1,12 +1,12 @@
 """The cost of the last layer and the loss for large vocabularies, and of a training step of a language model.
 
 *translation* has 50 sentences of 13 tokens, width 128, 19,000 words and label smoothing. *language* has 4,096 tokens,
-width 128 and 50,257 classes. Both measure forward and backward. *dense* computes the log-softmax of all logits; for
-translation it also makes an equally large tensor of smoothed targets and calls torch's `KLDivLoss`. *torch* is
-`F.linear_cross_entropy` in chunks, of torch 2.14 or later. *step* is a training step of `language_model --size tiny
---attn qkv` with 50,257 tokens, a batch of 16 × 256 and Adam, beside GPT-2 of transformers with the same sizes and
-dropout, if transformers is installed. Time is CPU time, user and system, of all threads. Memory is the peak of a call,
-without weights and input.
+width 128 and 50,257 classes. Both measure the forward and the backward pass. *dense* computes the log-softmax of all
+logits; for translation it also makes an equally large tensor of smoothed targets and calls torch's `KLDivLoss`. *torch*
+is `F.linear_cross_entropy` in chunks, of torch 2.14 or later, for *language* only. *step* is a training step of
+`language_model --size tiny --attn qkv` with a vocabulary of 50,257 tokens, a batch of 16 × 256 and Adam, beside GPT-2
+of transformers with the same sizes and dropout, if transformers is installed. Time is CPU time, user and system, of all
+threads. Memory is the peak of a call, without weights and input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,10 @@ def ours_smoothed(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
 
 
 def dense_smoothed(head: nn.Linear, hidden: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of Borji 2023, §3.5: targets are 1 − ε for the true word, ε / (V − 2) for others but padding."""
+    """Return the loss of Borji 2023, §3.3, KL(t ‖ p), as a mean over targets that are not padding.
+
+    The target probability t is 1 − ε for the true word, 0 for padding, and ε / (V − 2) for each other of V words.
+    """
     log_probability = F.log_softmax(head(hidden), dim=-1)
     symbols = log_probability.shape[-1]
     smoothed = torch.full_like(log_probability, SMOOTHING / (symbols - 2))
@@ -74,7 +77,7 @@ if hasattr(nn, "LinearCrossEntropyOptions"):
 
 
 def training(loss: Loss, head: nn.Linear, hidden: Tensor, target: Tensor) -> Callable[[], object]:
-    """Return the measured call, which computes and discards the gradients."""
+    """Return a function that computes a loss and its gradients: the call to measure."""
     wanted = [hidden, *head.parameters()]
     return lambda: torch.autograd.grad(loss(head, hidden, target), wanted)
 
@@ -124,7 +127,7 @@ def steps() -> Calls:
 
 
 def table(name: str, calls: Calls, rounds: int) -> Iterator[list[str]]:
-    """Yield a row for each call: CPU milliseconds and peak memory, with ratios to kvt."""
+    """Yield a row for each call: names, CPU milliseconds and peak memory, with ratios to kvt."""
     peak: dict[str, int] = {}
     samples: dict[str, list[float]] = {which: [] for which in calls}
     for which, call in calls.items():

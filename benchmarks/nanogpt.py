@@ -7,8 +7,8 @@
 is its model for a GPU: 6 layers, 6 heads, width 384, 256 characters, with batches of 16 instead of 64. Neither has
 dropout. kvt trains a model of the same size with each attention, with all callbacks of a run. Both programs run as
 processes of their own, in turns, on the same random text of 65 symbols, without torch.compile. nanoGPT prints the time
-of each step, of which the first is left out. kvt's times are those between two logged steps. A run's speed is that of
-its median time.
+of each step; the first step is left out. For kvt, a time is that between two logged steps, which are five steps apart.
+A run's speed is computed from its median time.
 """
 
 import csv
@@ -34,7 +34,7 @@ from kvt.markdown import markdown_table
 SYMBOLS = string.ascii_letters + string.digits + " \n."
 FILES = ("train.py", "model.py", "configurator.py")
 EVERY = 5
-"""Number of steps between two logged steps of kvt."""
+"""Number of steps from one logged step of kvt to the next."""
 
 
 class Size(NamedTuple):
@@ -55,7 +55,7 @@ SIZES = {"small": Size(4, 4, 128, 64, 12), "large": Size(6, 6, 384, 256, 16)}
 
 
 def prepare(source: Path, folder: Path) -> None:
-    """Write nanoGPT's program, and a random text as kvt and nanoGPT read it, into a folder."""
+    """Write nanoGPT's program, and a random text in the formats of kvt and of nanoGPT, into a folder."""
     for name in FILES:
         shutil.copy(source / name, folder)
     ids = random.Random(0).choices(range(len(SYMBOLS)), k=100_000)

@@ -27,7 +27,7 @@ from kvt.tasks.schedules import cosine_warmup
 
 CONFIG = Path(__file__).resolve().parents[1] / "experiments" / "configs" / "reverse.yaml"
 SAMPLE = 20
-"""Number of steps per sample, and of steps between two logged steps of the Trainer."""
+"""Number of steps per sample, and number of steps from one logged step of the Trainer to the next."""
 
 
 class Rival(L.Callback):
@@ -49,7 +49,7 @@ class Rival(L.Callback):
 
 
 def bare(settings: Mapping[str, int], total: int) -> Iterator[None]:
-    """Yield after each step of a plain training loop."""
+    """Do a step of a plain training loop, then yield, for one epoch."""
     data = DigitLists(train_size=settings["train_size"], batch_size=settings["batch_size"])
     data.setup("fit")
     inputs, targets = data.splits["train"]
@@ -76,7 +76,7 @@ def fit(settings: Mapping[str, int], callback: L.Callback) -> None:
 
 
 def samples(seconds: Sequence[float]) -> list[float]:
-    """Return the means over blocks of twenty steps, without the first block, which includes warm-up.
+    """Return the means over complete blocks of twenty steps, without the first block, which includes warm-up.
 
     >>> samples([9.0] * 20 + [1.0] * 10 + [3.0] * 10 + [5.0])
     [2.0]

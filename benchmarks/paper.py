@@ -24,8 +24,8 @@ class PaperQKV(nn.Module):
         heads: number of heads.
         scale: factor α of the scores.
         bias: whether the projections of query, key and value have biases.
-        max_len: length of the longest sequence.
-        pos_dim: channels m of the positional encoding of the attention map.
+        max_len: length of the longest sequence, for `PaperKVPos`.
+        pos_dim: channels m of the positional encoding of the attention map, for `PaperKVPos`.
     """
 
     roles = "qkv"
@@ -109,7 +109,7 @@ def encoder(
     activation: type[nn.Module],
     dropout: float,
 ) -> nn.Sequential:
-    """Return a stack of blocks: attention, then a feed-forward network dim → hidden → activation → Drop → dim."""
+    """Return residual blocks of attention and a feed-forward network, dim → hidden → activation → Drop → dim."""
 
     def block() -> nn.Sequential:
         feed_forward = nn.Sequential(nn.Linear(dim, hidden), activation(), nn.Dropout(dropout), nn.Linear(hidden, dim))

@@ -34,7 +34,7 @@ def torch_encoder(
 def x_transformers_encoder(
     dim: int, depth: int, heads: int, *, hidden: int, activation: type[nn.Module], dropout: float, norm_first: bool
 ) -> nn.Module:
-    """Return an `x_transformers.Encoder`: the same formula without biases in attention and norms, fused kernels."""
+    """Return an `x_transformers.Encoder` with fused kernels: the same formula without biases in attention and norms."""
     from x_transformers import Encoder
 
     settings: dict[str, Any] = {
@@ -73,7 +73,10 @@ def vit_pytorch(*, channels: int, side: int, classes: int, patch: int, dim: int,
 
 
 def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
-    """Return a `transformers.GPT2LMHeadModel`, like `CausalLM` with biases in attention and none in the head."""
+    """Return a model, and a function that generates tokens with it.
+
+    The model is a `transformers.GPT2LMHeadModel`: like `CausalLM`, but with biases in attention and none in the head.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings: dict[str, Any] = {
@@ -92,7 +95,10 @@ def gpt2(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tupl
 
 
 def x_transformers_writer(*, symbols: int, window: int, dim: int, depth: int, heads: int) -> tuple[nn.Module, Write]:
-    """Return a model of x-transformers, like `CausalLM` without biases in attention, norms and the head."""
+    """Return a model of x-transformers, and a function that generates tokens with it.
+
+    The model is like `CausalLM`, but without biases in attention, norms and the head.
+    """
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     decoder = Decoder(

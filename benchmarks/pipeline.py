@@ -27,7 +27,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class AugmentedImages(TensorDataset):
-    """A data set of uint8 images (N, 3, H, W) and labels that transforms single PIL images, as in torchvision."""
+    """Data set of uint8 images, (N, 3, H, W), and labels; torchvision augments each image when it is read."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         super().__init__(images, labels)

@@ -5,10 +5,11 @@
   under bf16 autocast unless the CPU emulates bfloat16.
 
 A step is zero_grad, forward, loss, backward, Adam (fused, except in the paper's models) and a schedule. The columns
-*torch* and *x-transformers* have the encoders of these libraries between `kvt`'s embedding and head, with `kvt`'s data,
-loss and optimiser. *vit-pytorch* is the ViT of that library. These three have a query. Compare them with qkv for the
-effect of `kvt`'s code, and with kv for the combined effect of the code and the missing query. Their columns give their
-time divided by `kvt`'s. The column *paper* has this ratio for the paper's model with the same attention as the line.
+*torch* and *x-transformers* have the encoders of these libraries between `kvt`'s embedding and head (for images, those
+of the paper's model), with `kvt`'s data, loss and optimiser. *vit-pytorch* is the ViT of that library. These three have
+a query. Compare them with qkv for the effect of `kvt`'s code, and with kv for the combined effect of the code and the
+missing query. Their columns give their time divided by `kvt`'s. The column *paper* has this ratio for the paper's model
+with the attention of the row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -139,7 +140,7 @@ def other_lists(size: Lists) -> dict[str, nn.Module]:
 def other_images(size: Images) -> dict[str, nn.Module]:
     """Return copies of the paper's ViT with another library's encoder, and the ViT of vit-pytorch, by library's name.
 
-    `kvt`'s ViT cannot take another encoder, because it needs its own blocks.
+    `kvt`'s ViT cannot take another encoder, because it passes the argument `token` to its encoder.
     """
     like: dict[str, Any] = {"hidden": size.dim, "activation": nn.GELU, "dropout": 0.0, "norm_first": True}
     made = {name: paper_images("qkv", size) for name in ENCODERS}
@@ -187,7 +188,10 @@ def compare_images(name: str, size: Images, device: str, rounds: int, as_peer: P
 
 
 def show(name: str, ours: dict[str, Samples], others: dict[str, Samples]) -> None:
-    """Print a table with a line for each attention and a column for each library."""
+    """Print a table with a row for each attention.
+
+    Its columns are the time of a step, the ratio to kv, and the ratios of the paper's model and of each library.
+    """
     peers = [peer for peer in (*ENCODERS, "vit-pytorch") if peer in others]
     rows = []
     for attn in ATTENTIONS:

@@ -1,4 +1,4 @@
-"""Attention variants, their scores and their cache."""
+"""Attention variants, their scores and caches, and functions that record and measure attention maps."""
 
 from kvt.attention.base import ATTENTION, Attention
 from kvt.attention.cache import KVCache

@@ -1,4 +1,4 @@
-"""The base class of all attentions, which computes everything from the projections to the output."""
+"""The base class of kvt's attention layers, which include the query, key, value and output projections."""
 
 import re
 from copy import copy
@@ -32,20 +32,20 @@ class Attention(nn.Module):
     that compute query, key and value: "qkv" is the usual attention; with "kkv", the key projection also computes the
     queries. A shared projection is a single module, which is called once per forward pass.
 
-    A subclass, called a variant, sets `projections`, or overrides `query`, `project`, `rotate`, `gain_and_bias`,
-    `logits`, `attention_weights` or `merge`.
+    A subclass, called a variant, may set `projections`, and may override methods such as `query`, `project`, `rotate`,
+    `gain_and_bias`, `logits`, `attention_weights`, `attend` and `merge`.
 
     Args:
         dim: model width, a multiple of `heads`.
         heads: number of attention heads.
-        kv_heads: number of key heads, and number of value heads. A group of heads / kv_heads query heads shares each
-            key and value head (grouped-query attention; 1 is multi-query attention). Default: `heads`.
+        kv_heads: number of key heads and of value heads, a divisor of `heads`. Each key and value head is shared by a
+            group of heads / kv_heads query heads (grouped-query attention; 1: multi-query attention). Default: `heads`.
         score: name of the function that computes scores, a key of `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
-        rope: fraction of the channels of a query or key that rotary position embeddings (`Rotary`) rotate. Only
-            self-attention rotates channels. The number of rotated channels must be even.
+        rope: fraction of a head's channels that rotary position embeddings (`Rotary`) rotate in queries and keys. In
+            cross-attention, no channels are rotated. The number of rotated channels must be even.
         rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
         attend_self: False means that in self-attention, a token attends to itself only if it may attend to no other
             token (Kitaev et al. 2020, "Reformer"). A class that overrides `attention_weights` does not support False.
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     formula: ClassVar[str]  # first line of the docstring of the class, up to the first colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
-        """Add a subclass with a short name to `ATTENTION`, and read its formula from the docstring of the subclass."""
+        """With a `name`, add the subclass to `ATTENTION`; set its label, colour and (from its docstring) formula."""
         super().__init_subclass__()
         if name:
             cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]
@@ -118,11 +118,11 @@ class Attention(nn.Module):
             context: tokens that x attends to in cross-attention, (B, M, dim). A context needs a query projection.
             mask: boolean, (B, heads, N, M), or with size 1 in any dimension. An entry is True if the query may attend
                 to the key. If a query may attend to no key, the output projection gets zeros for this query.
-            causal: whether a token attends only to itself and to earlier tokens. The tokens of x are the last N of the
+            causal: whether a token attends only to itself and to earlier tokens. The tokens of x have the last N of the
                 M positions. If N > M, the first N − M tokens attend to no key.
             cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
                 cached tokens including x. With a context, the first call caches the keys and values of the context, and
-                later calls read them. After `borrow_keys`, the cache must already contain keys and values for x.
+                later calls read them. After `borrow_keys`, a lower layer must already have appended those of x.
             bias: numbers to add to the logits, of the shapes allowed for `mask`. If an entry is −inf, the query does
                 not attend to the key. A variant that overrides `attention_weights` or `attend` ignores finite entries.
         """
@@ -134,7 +134,9 @@ class Attention(nn.Module):
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value; those that share a projection are the same tensor.
 
-        A query with its own projection is (B, heads, N, head_dim). The other tensors are (B, kv_heads, M, head_dim).
+        A query with its own projection is (B, heads, N, head_dim). The other tensors are (B, kv_heads, M, head_dim),
+        where M is the number of tokens of the context, or N without a context. Raises UserError if there is a context
+        but no query projection.
         """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
@@ -176,7 +178,7 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, attend_self: bool = True
     ) -> Tensor:
-        """Return the sums of the values weighted by the attention map, (B, heads, N, head_dim).
+        """Return the product of attention map and values, (B, heads, N, head_dim), with dropout of the map in training.
 
         Keys and values are (B, kv_heads, M, head_dim). If the score is a `DotScore` without hooks, and the class
         overrides neither `logits` nor `attention_weights`, `dot_product_attention` computes the result.
@@ -192,7 +194,7 @@ class Attention(nn.Module):
         return dot_product_attention(q, k, v, *masks, scale=self.score.scale, gain=gain, bias=bias, p=p)
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Return the attention map softmax(logits), (B, heads, N, M)."""
+        """Return the attention map, softmax(logits) over the keys that each query may attend to: (B, heads, N, M)."""
         return masked_softmax(self.logits(q, k), mask, causal)
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
@@ -227,7 +229,7 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention maps of `forward` without dropout, (B, heads, N, M), and do not change the cache.
+        """Return the attention maps of `forward` without dropout, (B, heads, N, M). The cache stays unchanged.
 
         Raises UserError if the variant overrides `attend` but not `attention_weights`.
         """
@@ -244,7 +246,7 @@ class Attention(nn.Module):
         *,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return the logits from which `weights` computes maps, before `mask` and `bias`: (B, heads, N, M)."""
+        """Return the logits before `mask` and `bias` of `forward`, (B, heads, N, M). The cache stays unchanged."""
         q, k, _ = self._heads(x, context, copy(cache))
         return self.logits(q, repeat_groups(k, q.shape[1]))
 
@@ -264,7 +266,10 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, (B, heads, N, head_dim), and cached and new keys and values, (B, kv_heads, M, head_dim)."""
+        """Return query, keys and values, and append new keys and values to the cache.
+
+        The query is (B, heads, N, head_dim). Keys and values, including cached ones, are (B, kv_heads, M, head_dim).
+        """
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -281,7 +286,11 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias: return numbers to add to the logits if `attend` can add a bias, otherwise booleans."""
+        """Combine mask and bias; without a bias, return the mask.
+
+        With a bias, the result is a tensor of numbers to add to the logits, or a boolean mask if the variant overrides
+        `attend` or `attention_weights`.
+        """
         require_mask(mask, q, k)
         if bias is None:
             return mask

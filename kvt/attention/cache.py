@@ -25,8 +25,8 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values, (B, kv_heads, N, D); return all cached keys and values, (B, kv_heads, M, D).
 
-        Raises UserError if the tokens do not fit. A full cache that slides accepts one token per call: for a second
-        token, it would drop a token to which the first one attends.
+        Raises UserError if the tokens do not fit. Beyond `max_len`, a cache that slides accepts one token per call: for
+        a second token, it would drop a token to which the first one attends.
         """
         count = k.shape[2]
         stop = self.length + count

@@ -18,7 +18,7 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
     A projection of `target` with several roles is set to the mean of the projections of `source` that have these roles.
     With how="keep_k", a projection that computes keys is set to the key projection of `source` instead. With "keep_v",
     a projection that computes values is set to the value projection. If `target` has fewer key and value heads than
-    `source`, a head of `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA").
+    `source`, a key or value head of `target` is the mean of a group of heads (Ainslie et al. 2023, "GQA").
 
     Raises UserError if `how` keeps a role that has a projection of its own in `target`, unless `source` and `target`
     have the same `projections`.

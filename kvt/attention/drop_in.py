@@ -58,8 +58,9 @@ class MultiheadAttention(nn.Module):
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
         An attention with fewer projections takes only the weights of its projections: "kv" drops the query projection.
-        Raises UserError if a projection of either layer does not have `embed_dim` channels, or if torch's layer has
-        `add_bias_kv` or `add_zero_attn`.
+        Raises UserError if a projection of either layer does not have `embed_dim` channels, if the attention has no
+        projections, or projections other than query, key and value, or if torch's layer has `add_bias_kv` or
+        `add_zero_attn`.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -85,16 +86,19 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, of the shape of `query`, and the attention weights, (B, N, M) or (B, heads, N, M).
+        """Return the output, of the shape of `query`, and the attention weights.
+
+        The weights are averaged over heads, (B, N, M); with average_attn_weights=False, they are (B, heads, N, M). They
+        are None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`. No dropout is
+        applied to the returned weights.
 
         The call is self-attention if `query` and `key` are the same tensor. `value` must be the same tensor as `key`.
-        Only self-attention uses `rope` and `attend_self=False`. No dropout is applied to the returned weights. They are
-        None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`.
+        Only self-attention uses `rope` and `attend_self=False`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
         The numbers of a floating-point mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored
         and may be None. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for other
-        inputs.
+        inputs, and if weights are needed but the attention has no map (see `Attention.weights`).
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:
             raise UserError("kvt.MultiheadAttention takes batches of three dimensions, and one tensor as key and value")

@@ -12,7 +12,7 @@ from kvt.attention.variants import QKV
 from kvt.system import UserError, arguments, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
-AttentionSettings = dict[str, Scalar | list[Scalar]]  # not Any, in which the CLI's parser instantiates classes
+AttentionSettings = dict[str, Scalar | list[Scalar]]  # with Any, the CLI's parser would instantiate classes
 FIXED = {"heads", "max_len"}  # arguments that the model sets
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())  # for `--help`
 
@@ -20,8 +20,8 @@ FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items()
 def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = None, **settings: Any) -> Attention:
     """Return an attention layer: `layer(x, context=None, *, mask=None, causal=False, cache=None, bias=None)`.
 
-    `Attention.forward` documents the arguments of `layer`. Of the names in `ATTENTION`, only "qkv", "q-kv" and "mla"
-    accept a context.
+    `Attention.forward` documents the arguments of `layer`. Of the attentions in `ATTENTION`, only "qkv", "q-kv" and
+    "mla" accept a context.
 
     >>> import torch
     >>> layer = make_attention("kv+pos", dim=64, heads=4, max_len=128)
@@ -42,7 +42,8 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: arguments that the user sets; UserError if the class lacks one, or if the model must set it.
+        attn_kwargs: arguments that the user sets. Raises UserError if the class lacks one, if the model must set it, or
+            if only one of its value and its default is boolean.
         setting: arguments that the model sets, such as heads; None and arguments that the class lacks are ignored.
     """
 
@@ -61,7 +62,7 @@ class AttentionFactory:
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:
-        """Return a self-attention layer of width `dim`."""
+        """Return a self-attention layer of width `dim`; raise UserError if the arguments of the class do not fit."""
         try:
             return self.attention_class(dim, **self.kwargs)
         except TypeError as error:
@@ -70,7 +71,7 @@ class AttentionFactory:
             raise UserError(f"attn {self.attn!r} cannot be made with dim={dim} and {self.kwargs}: {error}") from error
 
     def cross(self, dim: int) -> QKV:
-        """Return a cross-attention layer of width `dim`: a `QKV` layer, whatever `attn` is (Borji 2023, §2)."""
+        """Return a cross-attention layer of width `dim`: always `QKV`, without `attn_kwargs` (Borji 2023, §2)."""
         takes = keyword_arguments(QKV)
         return QKV(dim, **{k: v for k, v in self.setting.items() if k in takes})
 

@@ -15,12 +15,12 @@ class AttentionMap(NamedTuple):
 
     layer: str  # name of the layer in the model
     weights: Tensor  # the attention map, (B, heads, N, M)
-    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or without logits
+    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or if not `has_logits`
 
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
-    """Context manager: collect one `AttentionMap` for each forward pass of each `Attention` layer, in a list.
+    """Context manager that yields a list, to which each forward pass of an `Attention` layer adds an `AttentionMap`.
 
     >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:
@@ -61,8 +61,8 @@ def row_entropy(weights: Tensor) -> Tensor:
 def eigenvalues(weights: Tensor) -> Tensor:
     """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    If rows sum to 1, 1 is an eigenvalue, and has the greatest absolute value. Symmetric scores give real eigenvalues;
-    see docs/symmetry.md.
+    If rows sum to 1, 1 is an eigenvalue, and no other has a greater absolute value. The softmax of symmetric scores has
+    real eigenvalues; see docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 
@@ -74,7 +74,7 @@ def looked_at(scores: Tensor) -> Tensor:
 
 
 def cycle_lengths(successor: Tensor) -> list[int]:
-    """Return the lengths of the cycles of the map i → successor[i], int64 (N), in ascending order.
+    """Return, in ascending order, the lengths of the cycles of i → successor[i]. `successor` is int64 (N).
 
     >>> cycle_lengths(torch.tensor([1, 0, 3, 4, 2, 2]))
     [2, 3]
@@ -96,8 +96,9 @@ def symmetric_share(layer: Attention) -> Tensor:
     """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head, (heads), where M = W_Q W_Kᵀ defines the scores s_ij = x_iᵀ M x_j.
 
     The result is 1 if M is symmetric, as in `KV`; 0 if M is skew-symmetric; and about ½ if W_Q and W_K are independent
-    random weights. M omits biases, positions and the weights of a "bilinear" score. The result is NaN if queries or
-    keys are not a linear function of the token, for instance because of a norm, or if another layer computes the keys.
+    random weights. M omits biases, positions, and the weights or norms of a score other than a dot product. The result
+    is NaN if another layer computes the keys, or if queries or keys are not an affine function of the token, for
+    instance because of a norm.
     """
     weight = next(layer.projection.parameters())
     none = torch.full((layer.heads,), torch.nan, dtype=weight.dtype, device=weight.device)

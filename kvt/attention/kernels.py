@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # up to this many tokens, a CPU's fused kernel is slower; key: `fast_products`
+SMALL_MAP = {False: 96, True: 256}  # on a CPU, explicit maps are fastest up to this many tokens; key: `fast_products`
 ONE_QUERY = 4096  # with one query, a CPU's fused kernel is faster up to this many entries of the attention maps
 _explicit = False
 
@@ -25,7 +25,7 @@ _explicit = False
 def explicit_maps() -> Iterator[None]:
     """Context manager that replaces fused kernels by explicit attention maps, to count the operations of the formula.
 
-    Attention with a bias of shape (N, M) still calls a fused kernel.
+    Attention with a bias of shape (…, N, M), N > 1, still calls a fused kernel.
     """
     global _explicit
     before, _explicit = _explicit, True
@@ -74,7 +74,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
-    """Raise UserError unless the mask is boolean and fits queries (B, heads, N, D) and keys (B, kv_heads, M, D)."""
+    """Raise UserError unless the mask is None, or boolean of shape (B, heads, N, M), where any size may be 1."""
     if mask is None:
         return
     shape = (*q.shape[:3], k.shape[2])
@@ -103,9 +103,10 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return `mask`, combined with a causal mask if `causal` is True; None allows all pairs.
+    """Return `mask`, combined with a causal mask if `causal` is True.
 
-    The result is broadcastable to (B, heads, N, M). The queries have the last N of the M positions.
+    The result is broadcastable to (B, heads, N, M); None means that all pairs are allowed. The queries have the last N
+    of the M positions.
     """
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
@@ -114,7 +115,7 @@ def allowed_pairs(
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return a mask, (N, M), True if query and key are of the same token; queries have the last N of M positions."""
+    """Return a mask, (N, M): True where query and key are of the same token. Queries have the last N of M positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 
@@ -133,7 +134,10 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits (B, heads, N, M); a row is zero if the query may attend to no key."""
+    """Return the attention map of logits, (B, heads, N, M); a row is zero if the query may attend to no key.
+
+    `mask` is boolean, or numbers that are added to the logits; None allows all pairs.
+    """
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
@@ -231,7 +235,7 @@ def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: 
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); `baddbmm` adds the bias unless heads are in groups."""
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); `baddbmm` adds a bias unless heads are in groups."""
     if q.shape[-2] > 1:  # q and k are strided views: one copy here avoids a copy in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))

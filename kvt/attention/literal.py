@@ -1,4 +1,4 @@
-"""Computes the positional encoding of attention maps by the paper's formula, as a slow baseline and for tests."""
+"""KV+Pos attention with logits computed by the paper's formula, as a slow baseline and for tests."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvt.attention.positions import map_sinusoids
 
 
 def map_sinusoid(length: int, channels: int) -> Tensor:
-    """Return the 2-D sinusoid P of an attention map, (length, length, channels)."""
+    """Return the 2-D sinusoidal encoding P of an attention map, (length, length, channels)."""
     rows, columns = map_sinusoids(length, channels)
     return torch.cat([rows[:, None].expand(-1, length, -1), columns[None].expand(length, -1, -1)], dim=-1)
 
@@ -29,7 +29,7 @@ def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) 
 
 
 class LiteralMap(MapPosition):
-    """A `MapPosition` with equal outputs, whose logits `map_logits` computes by a tensor (B, heads, N, M, m)."""
+    """`MapPosition` with logits from `map_logits`, which needs a tensor (B, heads, N, M, m). The outputs are equal."""
 
     def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:
         super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, **kwargs)

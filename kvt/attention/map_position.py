@@ -103,6 +103,7 @@ class MapPosition(Attention):
         """Return the gain Σw, (maps, 1, 1), and the bias w · P + b; `maps` is 1 or the number of heads.
 
         The bias is (maps, N, M) with a learned table. With the sinusoid, whose row part cancels, it is (maps, 1, M).
+        Raises UserError if there are more than `max_len` keys.
         """
         if num_keys > self.max_len:
             raise UserError(f"a sequence of {num_keys} tokens is longer than max_len={self.max_len}")

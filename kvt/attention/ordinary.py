@@ -6,7 +6,7 @@ from torch import nn
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a layer computes x Wᵀ + b, and nothing else; False for an adapter, or a changed `nn.Linear`."""
+    """Return whether a layer's class is `nn.Linear`, without hooks, a replaced `forward` or a parametrised weight."""
     hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
     changed = hooks or "forward" in vars(layer)
     return type(layer) is nn.Linear and not changed and type(layer.weight) is nn.Parameter

@@ -1,4 +1,4 @@
-"""The base class of attentions in which keys that act as queries are rotated by an angle."""
+"""The base class of attentions in which keys are rotated by an angle where they act as queries."""
 
 from collections.abc import Callable
 from math import isfinite, pi
@@ -13,9 +13,9 @@ from kvt.system import UserError
 
 
 class Phase(Attention):
-    """Attention in which keys that act as queries are rotated by an angle φ.
+    """Attention in which keys are rotated by an angle φ where they act as queries.
 
-    s_ij = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j
+    s_ij / α = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j,  where α is the scale of the score
 
     R rotates each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term is
     symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. See docs/symmetry.md.

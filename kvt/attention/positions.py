@@ -12,6 +12,8 @@ def sinusoid(length: int, dim: int) -> Tensor:
     """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim), with sine and cosine interleaved.
 
     P[p, 2i] = sin(p / 10000^(2i/dim)),  P[p, 2i+1] = cos(p / 10000^(2i/dim))   (Vaswani et al. 2017, §3.5)
+
+    Raises UserError if `dim` is odd.
     """
     if dim % 2:
         raise UserError(f"dim={dim} must be even: sinusoidal positions pair a sine with a cosine")
@@ -24,7 +26,7 @@ def map_sinusoids(length: int, channels: int) -> tuple[Tensor, Tensor]:
     """Return a 2-D sinusoidal encoding of an attention map as two tensors: rows, (length, r), and columns, (length, c).
 
     The encoding of cell (i, j) is rows[i] followed by columns[j], with r + c = channels, as in `PositionalEncoding2D`
-    of the package positional-encodings.
+    of the package positional-encodings. Raises UserError if `channels` is less than 3.
 
     >>> [tuple(part.shape) for part in map_sinusoids(7, channels=50)]
     [(7, 26), (7, 24)]

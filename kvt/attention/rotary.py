@@ -61,7 +61,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def whole_pairs(share: float, dim: int, heads: int) -> float:
-    """Return `share`, a fraction of a head's channels, rounded up to a whole number of pairs of channels.
+    """Return `share`, a fraction of a head's channels, rounded up to whole pairs of channels, but at most 1.
 
     >>> whole_pairs(1 / 8, dim=64, heads=1), whole_pairs(1 / 8, dim=64, heads=16)
     (0.125, 0.5)

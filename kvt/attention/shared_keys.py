@@ -21,7 +21,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class NormedSharedKV(QSharedKV):
-    """`QSharedKV` with RMS norms over the channels of a head and rotary position embeddings, for self-attention only.
+    """`QSharedKV` for self-attention only, with rotary position embeddings and RMS norms over the channels of a head.
 
     Args:
         rope: fraction of a head's channels to rotate; the number of these channels must be even. Default: the fraction
@@ -54,9 +54,9 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
     """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: key and value share a projection, as in the global layers of Gemma 4.
 
     k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
-    queries and keys, a quarter of the channels is rotated. Both keys and values are cached: sharing the projection
-    saves weights, but does not shrink the cache. (Hugging Face transformers, models/gemma4, `attention_k_eq_v`. Gemma 4
-    has score="dot", α = 1, and fewer key and value heads than query heads.)
+    queries and keys, a quarter of the channels is rotated by default. Both keys and values are cached: sharing the
+    projection saves weights, but does not shrink the cache. (Hugging Face transformers, models/gemma4,
+    `attention_k_eq_v`. Gemma 4 itself has score="dot", α = 1, and fewer key and value heads than query heads.)
 
     Args:
         rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of
@@ -77,10 +77,10 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (DeepSeek)", colour="#DDCC77"):
     """R_iᵀ softmax(α (R_i q̂_i)·(R_j k̂_j)) R_j k̂_j: one tensor is both key and value, as in DeepSeek-V4.
 
-    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). An eighth of the channels of q̂ and of k̂ is rotated. R_iᵀ
-    rotates the output of query i back, so that the output depends on the distance j − i through R_(j−i) k̂_j. All heads
-    share one cached key. (Hugging Face transformers, models/deepseek_v4, without its low-rank query and output,
-    attention sinks, and compressed tokens beyond a window of 128 tokens.)
+    k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). By default, an eighth of the channels of q̂ and of k̂ is
+    rotated, and all heads share one key head. R_iᵀ rotates the output of query i back, so that the output depends on
+    the distance j − i through R_(j−i) k̂_j. (Hugging Face transformers, models/deepseek_v4, without its low-rank query
+    and output, without attention sinks, and without compressed tokens beyond a window of 128 tokens.)
     """
 
     share = 1 / 8

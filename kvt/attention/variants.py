@@ -1,4 +1,4 @@
-"""The attention variants.
+"""Attention variants, except those of the modules `latent` and `shared_keys`.
 
 In their formulas, α is the scale of the score, by default 1/√head_dim. g and c are gain and bias of `MapPosition`.
 """

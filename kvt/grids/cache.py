@@ -26,7 +26,10 @@ projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section with a plot and a table of each attention's validation loss against the size of its cache."""
+    """Yield a section with a plot and a table of each attention's validation loss and the size of its cache.
+
+    Yield nothing if no finished run has a validation loss.
+    """
     if LOSS not in results.finished:
         return
     cached = results.finished.name.map({run.name: cache_bytes(run) for run in grid.runs})
@@ -38,7 +41,7 @@ def frontier(grid: Grid, results: Results) -> Iterator[Section]:
 
 @torch.no_grad()
 def cache_bytes(run: Run) -> int:
-    """Return the bytes of the key-value cache per token of a run's model, in float32."""
+    """Return the size of the key-value caches of a run's model in bytes per token: all layers, in float32."""
     settings = run.config.model["init_args"]
     with torch.device("meta"):
         model: Any = run.config.classes["model"]({"tokenizer": "bytes", "length": 1}, **settings).model.eval()
@@ -50,8 +53,9 @@ def cache_bytes(run: Run) -> int:
 def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return a table with a row for each attention and setting.
 
-    Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, of the loss from that of
-    the attention `first`; reach, half the width of the difference's 95 % interval; and n, the number of runs.
+    Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the mean over pairs of
+    runs with the same seed of this loss minus that of the attention `first`; reach, half the width of the difference's
+    95 % interval; and n, the number of runs. `first` has no difference and no reach.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])
@@ -66,7 +70,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(found: pd.DataFrame, first: str) -> Markdown:
-    """Return a Markdown table with a row for each attention and setting; larger caches come first in a setting."""
+    """Return a Markdown table with a row for each attention and setting; within a setting, larger caches come first."""
     lines = []
     for _, of_setting in found.groupby("setting", sort=False):
         for row in of_setting.sort_values("cache", ascending=False, kind="stable").itertuples():
@@ -78,7 +82,10 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Plot the loss of each attention against its cache, with a panel for each setting and bars for 95 % intervals."""
+    """Plot the loss of each attention against the size of its cache, with a panel for each setting.
+
+    Error bars are 95 % intervals of the difference from the attention `first`.
+    """
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

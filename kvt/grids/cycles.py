@@ -1,4 +1,4 @@
-"""Report section of the grids `cycles` and `shift`: accuracies, and levels of the law of cycles (docs/symmetry.md)."""
+"""Report sections of the grids `cycles` and `shift`: accuracies, steps, and the law of cycles (docs/symmetry.md)."""
 
 from collections.abc import Iterator
 from math import gcd, inf, isfinite
@@ -47,7 +47,10 @@ reach it."""
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield sections with accuracies and levels of the law of cycles, and with steps to 99 % accuracy."""
+    """Yield a section with plots of accuracies and levels, and a section with tables (see `_tables`).
+
+    Yield nothing if no run has finished.
+    """
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
@@ -61,7 +64,7 @@ def levels(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def level(length: int, broken: float) -> float:
-    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and the rest is right.
+    """Return the expected accuracy if `broken` of `length` tokens guess one of ten digits and the others are right.
 
     >>> level(16, 2)
     0.8875
@@ -75,7 +78,7 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Add the columns cycle (length of the cycles), depth and heads to the results of the task shift or permute."""
+    """Return results of the task shift or permute with more columns: cycle (length of the cycles), depth and heads."""
     runs = {run.name: run for run in grid.runs}
     of_rows = [runs[name] for name in results.name]
     return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})
@@ -89,14 +92,14 @@ def _cycle(run: Run) -> int:
 
 
 def stands(accuracy: pd.Series, length: int) -> pd.Series:
-    """Return for each accuracy whether the distance to the closest level is at most `NEAR`."""
+    """Return for each accuracy whether its distance to the closest `level` of an integer `broken` is at most `NEAR`."""
     broken = (1 - accuracy) / (1 - level(length, 1))
     return (broken - broken.round()).abs() * (1 - level(length, 1)) <= NEAR
 
 
 @rc_context(STYLE)
 def draw_levels(results: pd.DataFrame, length: int) -> Figure:
-    """Plot test accuracy and predicted levels against cycle length, with a panel for each model size."""
+    """Plot test accuracy and the level of one symmetric head against cycle length, with a panel for each model size."""
     cycles, sizes = sorted(results.cycle.unique()), results.groupby(SIZE)
     rows, chosen = -(-len(sizes) // 2), line_styles(results.attention)
     figure = Figure(figsize=(WIDTH, 1.1 + 1.6 * rows))
@@ -125,7 +128,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
-    """Plot validation accuracy and levels against steps for the smallest model, with a panel for each attention."""
+    """Plot validation accuracy of the smallest model against steps, and all levels; with a panel for each attention."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)
@@ -154,7 +157,10 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def _tables(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield a table of mean accuracies for each model size, and a table of steps to 99 % accuracy."""
+    """Yield a heading and a table of mean accuracies for each model size, and a legend.
+
+    If `histories` has validation accuracies, also yield a heading and a table of steps to 99 % accuracy.
+    """
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))

@@ -14,9 +14,10 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a figure with a map of the first run of each task and attention.
+    """Yield a section with a figure: a map of the first run of each task and attention.
 
-    Yield nothing unless all runs of the grid are finished, and the checkpoints of the first runs are in `results.root`.
+    Yield nothing unless all runs of the grid are finished, and the best checkpoints of these first runs are in
+    `results.root`.
     """
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:

@@ -1,4 +1,4 @@
-"""Attention of the grid `keyless`: Q≠K=V with a routing matrix, which fails at recall in Gao and Xu (2026)."""
+"""Attention of the grid `keyless`: Q≠K=V with a routing matrix. It fails at recall in Gao and Xu (2026)."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ class Routed(QSharedKV):
     linear in x.
 
     Args:
-        std: R is initialised from N(0, std²). The default is Gao and Xu's, whose model with four heads fails. With
-            std = 1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²). The default is that of Gao and Xu, whose model with four heads fails at
+            recall. With std = 1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

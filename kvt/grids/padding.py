@@ -21,7 +21,10 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a table and a plot of each attention's excess perplexity over the first's, with and without padding."""
+    """Yield a section with a table and a plot of the result of `perplexity_costs` for the first attention of the grid.
+
+    Yield nothing if no two finished runs form a pair.
+    """
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return
@@ -33,8 +36,9 @@ def costs(grid: Grid, results: Results) -> Iterator[Section]:
 def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the relative excess of each attention's perplexities over the perplexities of the attention `first`.
 
-    The table has a row for each pair of finished runs with the same settings and seed, and the columns attention,
-    setting, seed, padding (the share of targets that are padding), `COUNTED` and `REAL`.
+    The table has a row for each pair of finished runs with the same settings and seed. Its columns are attention,
+    setting, seed, padding (the share of targets that are padding), and the excess over all targets, `COUNTED`, and over
+    targets that are not padding, `REAL`.
     """
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]
@@ -44,7 +48,10 @@ def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(pairs: pd.DataFrame) -> Markdown:
-    """Return a Markdown table with a row for each attention and a column for each share of padding."""
+    """Return a Markdown table of mean excesses in per cent.
+
+    It has a row for each attention, and a column for each share of padding.
+    """
     pairs = pairs.assign(padding=pairs.padding.round(2))
     shares, rows = sorted(pairs.padding.unique()), []
     for attention, of_attention in pairs.groupby("attention", sort=False):
@@ -60,7 +67,10 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
-    """Plot the excess of perplexity against the share of padding: filled marks for all targets, empty for real ones."""
+    """Plot the excess of perplexity against the share of padding.
+
+    Filled marks are over all targets, empty marks over targets that are not padding.
+    """
     figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
     limit_ticks(axes, 5)

@@ -17,7 +17,10 @@ MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a give
 
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
-    """Return the factory of a model's attention layers: `attention` itself, or an `AttentionFactory` for a name."""
+    """Return the factory of a model's attention layers: `attention` itself, or an `AttentionFactory` for a name.
+
+    Raises UserError for a name without `heads`.
+    """
     if not isinstance(attention, str):
         return attention
     if heads is None:
@@ -81,12 +84,12 @@ Expansion = int | float
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Settings of the layer norms and feed-forward networks of a model. Each setting is named as its command-line flag.
+    """Settings of the layer norms and feed-forward networks of a model, with the names of their command-line flags.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
         activation: activation function of the feed-forward networks, a key of `ACTIVATIONS`.
-        expansion: hidden width of the feed-forward networks divided by the model width; 0: no such networks.
+        expansion: hidden width of the feed-forward networks divided by the model width; 0 omits these networks.
     """
 
     norm: str = "pre"
@@ -100,7 +103,7 @@ class BlockStyle:
             raise UserError(f"expansion={self.expansion} must be 0 or more")
 
     def residual(self, dim: int, layer: nn.Module, dropout: float = 0.0) -> Residual:
-        """Return a layer with layer norm, dropout and a residual connection."""
+        """Return `layer` with layer norm, dropout and a residual connection."""
         return NORMS[self.norm](dim, layer, dropout)
 
     def feed_forward(self, dim: int, dropout: float = 0.0, hidden_dropout: float = 0.0) -> nn.Module:
@@ -176,7 +179,7 @@ class Encoder(Stack):
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]
-            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may not accept None
+            arguments = attend | ({"cache": caches[group]} if caches else {})  # a user's attention may lack `cache`
             if token is not None and members[-1] is blocks[-1]:
                 arguments["token"] = token
             if again:
@@ -214,8 +217,8 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """Apply the block to target tokens: (B, N, dim) → (B, N, dim).
 
-        `memory` are encoded source tokens, (B, M, dim). `memory_mask`, boolean (B, 1, 1, M), is True where target
-        tokens may attend to the source token. `caches` are the caches of self-attention and of cross-attention.
+        `memory` contains encoded source tokens, (B, M, dim). `memory_mask`, boolean (B, 1, 1, M), is True where target
+        tokens may attend to the source token. `caches` contains the caches of self-attention and of cross-attention.
         """
         cache, memory_cache = caches or (None, None)
         # no padding mask is needed: padding follows the sentence, and causal attention ignores later positions

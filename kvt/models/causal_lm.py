@@ -74,12 +74,16 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token after `tokens`, and append to the caches: int64 (B, N) → (B, vocab_size)."""
+        """Return the logits of the token after `tokens`: int64 (B, N) → (B, vocab_size).
+
+        Attention is always causal. If there are caches, they contain the tokens before `tokens`, and `tokens` are
+        appended.
+        """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return a list with an empty cache for each layer that computes keys."""
+        """Return an empty cache for each layer that computes keys, in a list. The caches slide if `is_endless`."""
         blocks = [*self.encoder][:: self.encoder.share_layers]
         return [make_cache(block, self.embedding.max_len, self.is_endless) for block in blocks]
 
@@ -87,9 +91,10 @@ class CausalLM(nn.Module):
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        The embedding must have no table of positions. Attentions must not override `forward`, `gain_and_bias`, `logits`
-        or `attention_weights`, because an override might use absolute positions. Of `rotate`, `merge` and `attend`,
-        only kvt's own overrides are allowed: with these, outputs depend on distances alone.
+        The embedding must have no table of positions. Attentions must be derived from `Attention`. They must not
+        override `forward`, `gain_and_bias`, `logits` or `attention_weights`, because an override might use absolute
+        positions. Overrides of `rotate`, `merge` and `attend` must be kvt's own: with these, the output of an attention
+        layer depends on positions only through distances.
         """
 
         def is_relative(attention: type) -> bool:

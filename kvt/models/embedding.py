@@ -21,7 +21,7 @@ class Embedding(nn.Module):
     P, (max_len, dim).
 
     Args:
-        max_len: length of the longest sequence.
+        max_len: length of the longest sequence. With a table, `forward` raises UserError for a longer one.
         scaled: if True, s = √dim, and E is initialised from N(0, 1/dim), so that a head with the weight E has initial
             logits of a variance near 1. If False, s = 1, and E is initialised from N(0, 1).
     """
@@ -86,7 +86,10 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `given`, the arguments of an attention; rotary `positions` add rope=1 unless it or the class sets rope."""
+    """Return `given`, the arguments of an attention, with rope=1 added if `positions` is "rotary".
+
+    rope=1 is not added if `given` contains rope, or if the class is a `NormedSharedKV`, which has its own default.
+    """
     own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 

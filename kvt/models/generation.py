@@ -24,12 +24,13 @@ def sample(
     """Continue prompts token by token; yield each new token, int64 (B, 1).
 
     Each token is drawn from softmax(logits / temperature) over the `top_k` most likely tokens. `top_p` restricts the
-    choice further, to the most likely tokens whose probabilities add up to `top_p` (Holtzman et al. 2020, nucleus
-    sampling).
+    choice further, to the smallest set of most likely tokens whose probabilities add up to at least `top_p` (Holtzman
+    et al. 2020, nucleus sampling).
 
-    The model reads at most the last `max_len` tokens (the window). Beyond `max_len` tokens, the window slides by one
-    token for each new token, which needs a forward pass over the window. If `CausalLM.is_endless`, the caches slide
-    instead: in every layer, a token attends to the last `max_len` tokens, as with a band mask.
+    Beyond `max_len` tokens, the model reads only the last `max_len` tokens (the window), and each new token needs a
+    forward pass over the window. If `CausalLM.is_endless`, the caches slide instead: in every layer, a token attends to
+    the last `max_len` tokens, as with a band mask. Raises UserError if an argument is not allowed, or if logits are not
+    finite.
 
     Args:
         prompt: tokens, int64 (B, N), at least one per row.
@@ -85,8 +86,8 @@ def _draw(
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
     """Translate a batch by greedy search, which selects the most likely token at each step.
 
-    `source` are padded sentences, int64 (B, M). `bos` and `eos` begin and end a translation. Returns the tokens of each
-    translation without `bos` and `eos`, at most `model.max_len`.
+    `source` contains padded sentences, int64 (B, M). The tokens `bos` and `eos` begin and end a translation. Returns
+    the tokens of each translation without `bos` and `eos`, at most `model.max_len` tokens.
     """
     state = model.encode(source)
     translations: list[list[int]] = [[] for _ in source]
@@ -107,12 +108,13 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int) -> list[list[int]]:
-    """Translate a batch by beam search, which extends the `beam` most likely prefixes (hypotheses) of each sentence.
+    """Translate a batch by beam search.
 
-    The result for a sentence is the finished translation with the greatest mean log-probability per token, including
-    `eos`. The search for a sentence stops if `beam` translations are finished, and the mean of the most likely
-    hypothesis is not greater than that of the best translation. After `model.max_len` tokens, all hypotheses count as
-    finished. Arguments and result are as in `greedy`, which gives equal results for `beam` = 1.
+    Each step extends the `beam` most likely unfinished translations (hypotheses) of each sentence by a token. The
+    result for a sentence is the finished translation with the greatest mean log-probability per token, including `eos`.
+    The search for a sentence stops if at least `beam` translations are finished, and no hypothesis has a greater mean
+    log-probability than the best of them. After `model.max_len` tokens, all hypotheses count as finished. Arguments and
+    result are as in `greedy`, which gives equal results for `beam` = 1.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each
@@ -125,7 +127,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
         logits = model.next_logits(hypotheses[:, :, -1].flatten()[:, None], state).float()
         vocab_size = logits.shape[-1]
         totals = scores.flatten()[:, None] + logits.log_softmax(-1)
-        # at most `beam` of the 2 · beam candidates end with `eos`: one candidate for each hypothesis
+        # at most `beam` of the 2 · beam candidates end with `eos`, one for each hypothesis: `beam` others remain
         best, index = totals.view(len(sentences), -1).topk(min(2 * beam, beam * vocab_size))  # (B, 2 · beam)
         origin, token = index // vocab_size, index % vocab_size
         ends = token == eos
@@ -159,7 +161,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Translate sources with `decode` in padded batches of similar length; return tokens in the order of `sources`."""
+    """Return translations of `sources` in order, made by `decode` in padded batches of sources of similar length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

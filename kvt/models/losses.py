@@ -11,7 +11,7 @@ from kvt.attention.ordinary import is_plain
 from kvt.data.tokens import IGNORE
 
 CHUNK = 256  # rows of logits in memory at once: fewer rows save memory, more rows speed up matrix products
-LARGE = 256  # logits are computed in chunks if there are at least this many classes
+LARGE = 256  # a plain head (see `is_plain`) with at least this many classes computes logits in chunks
 
 
 class Predictions(NamedTuple):
@@ -20,11 +20,11 @@ class Predictions(NamedTuple):
     states: Tensor  # input of `head`, (…, D); if `head` is None, the logits, (…, C)
     targets: Tensor  # classes, int64 (…)
     head: nn.Module | None = None  # last layer of the model, which computes logits
-    ignore: int = IGNORE  # targets that do not count; if it is a class, such as padding, its target probability is 0
+    ignore: int = IGNORE  # value of targets that do not count; if it is a class (padding), its target probability is 0
 
 
 class Losses(NamedTuple):
-    """The loss of predictions, with a gradient, and measurements without a gradient."""
+    """The loss of predictions, and measurements of them; only `loss` and `logits` are differentiable."""
 
     loss: Tensor  # a scalar
     nll: Tensor  # a scalar: the mean of −log p over the targets that count
@@ -34,13 +34,13 @@ class Losses(NamedTuple):
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
-    """Return the cross-entropy in at least float32, the mean over the targets that count.
+    """Return the cross-entropy in at least float32, a mean over the targets that count, and further measurements.
 
     With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
-    every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, ε / (C − 2)
-    for every other class, and the loss is KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.3; Vaswani et al.
-    2017, §5.4). `linear_cross_entropy` computes the result if the head is plain (see `is_plain`) and has at least
-    `LARGE` classes.
+    every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, and
+    ε / (C − 2) for every other class; the loss is then KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.3;
+    Vaswani et al. 2017, §5.4). `linear_cross_entropy` computes the result if the head is plain (see `is_plain`) and has
+    at least `LARGE` classes.
     """
     states, targets, head, ignore = found
     if head is not None and is_plain(head) and len(head.weight) >= LARGE:
@@ -62,7 +62,8 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
 def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0) -> Losses:
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
-    The forward pass also computes the gradients. With `create_graph=True`, they are computed again, from all logits.
+    The forward pass also computes the gradients. With `create_graph=True`, the backward pass computes them again, from
+    all logits at once. `logits` of the result is None.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias
@@ -71,7 +72,7 @@ def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None
 
 
 class _Aim:
-    """Target probabilities t: every class except `pad` has `other`, and the true class has `other` + `more`."""
+    """Target probabilities t: `other` + `more` for the true class, 0 for `pad`, and `other` for every other class."""
 
     def __init__(self, classes: int, smoothing: float, pad: int) -> None:
         self.pad, self.entropy = pad if pad >= 0 else None, 0.0
@@ -105,7 +106,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = (x[:1] @ weight[:1].mT).dtype  # if autocast is enabled, it chooses the dtype
         # cast here: autocast would cache a cast without gradient, and torch 2.8 would reuse the cast in later layers
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
-        apart = dtype == share.dtype  # bias added after the product: oneDNN takes 1.5 times as long for x Wᵀ + b
+        apart = dtype == share.dtype  # add the bias after the product: oneDNN takes 1.5 times as long for x Wᵀ + b
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
             part, target = share[rows], found.targets[rows].clamp_min(0).unsqueeze(1)
             logits = F.linear(x[rows], cast_weight, None if apart else cast_bias)

@@ -39,7 +39,7 @@ class DecoderState:
 
 
 class Seq2Seq(nn.Module):
-    """A pre-norm encoder and decoder with final norms and sinusoidal positions (Borji 2023, §3.3).
+    """An encoder and a decoder, by default pre-norm, with final norms and sinusoidal positions (Borji 2023, §3.3).
 
     Cross-attention is `QKV` for every variant of self-attention (§2). The default `style` has the feed-forward network
     dim → 4 dim → ReLU → Drop → dim. Dropout is also applied to every residual branch and to the embeddings. `xavier`
@@ -52,7 +52,7 @@ class Seq2Seq(nn.Module):
     torch.Size([5, 9, 60])
 
     Args:
-        attention: name or import path of the attention, "kv" or "my_module.MyAttention"; or an `AttentionFactory`.
+        attention: name or import path of the attention, such as "kv"; or an `AttentionFactory`.
         heads: number of heads, if `attention` is a name.
         pad: id of the padding token in both vocabularies. A mask excludes attention to padding in the source.
         max_len: number of tokens of the longest sentence.
@@ -111,7 +111,10 @@ class Seq2Seq(nn.Module):
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append target tokens, int64 (B, 1), to the state; return the next token's logits, (B, target_vocab_size)."""
+        """Append target tokens, int64 (B, 1), to the state; return the next token's logits, (B, target_vocab_size).
+
+        Raises UserError if the self-attention of the decoder ignores its cache.
+        """
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)

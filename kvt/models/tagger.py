@@ -1,4 +1,4 @@
-"""Models that label every element of a list or a set."""
+"""Models that compute outputs for every element of a list or a set."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ STYLE = BlockStyle("post", "relu", 2)
 
 
 class Tagger(nn.Module):
-    """A post-norm encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
+    """An encoder between an embedding and a head that labels every element (Borji 2023, §3.1, §3.2).
 
-    Each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))). The default `style` has the
-    feed-forward network FF: dim → 2 dim → ReLU → Drop → dim. The head is dim → dim → LN → ReLU → Drop → outputs.
-    `xavier_attention` initialises the attention projections. A subclass defines `forward`, which computes its result by
-    `label`.
+    With the default `style`, each of `depth` blocks computes x = LN(x + Drop(Attn(x))) and x = LN(x + Drop(FF(x))),
+    with the feed-forward network FF: dim → 2 dim → ReLU → Drop → dim. The head is dim → dim → LN → ReLU → Drop →
+    outputs. `xavier_attention` initialises the attention projections. A subclass defines `forward`, which embeds the
+    elements and calls `label`.
 
     `embed` is a linear layer from an element to the model width. `outputs` is the number of outputs per element.
     """
@@ -102,7 +102,7 @@ class ListTagger(Tagger):
 
 
 class SetScorer(Tagger):
-    """A `Tagger` that computes a score for every image of a set from the features of the image (Borji 2023, §3.2).
+    """A `Tagger` that computes a score for every image of a set from the features of all images (Borji 2023, §3.2).
 
     The input of the encoder is Drop(features) W + b, without positions. The head has one output per image. The model is
     permutation equivariant unless the attention encodes positions.

@@ -21,14 +21,15 @@ def mean_of_patches(encoder: Encoder, x: Tensor) -> Tensor:
     return encoder(x)[:, 1:].mean(1)
 
 
-POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}  # compute the input of the head
+POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}  # functions that compute the input of the head
 
 
 class ViT(nn.Module):
-    """A vision transformer of pre-norm blocks over patches and a class token, without final norm (Borji 2023, §3.2).
+    """A vision transformer over patches and a class token, without final norm (Borji 2023, §3.2).
 
     Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. The
-    default `style` has the feed-forward network dim → dim → GELU → Drop → dim. The head is dim → dim → GELU → classes.
+    default `style` has pre-norm blocks with the feed-forward network dim → dim → GELU → Drop → dim. The head is dim →
+    dim → GELU → classes.
 
     >>> sizes = {"channels": 3, "height": 8, "width": 8, "classes": 10, "patch": 4, "dim": 16, "depth": 2}
     >>> ViT("kv", heads=4, **sizes)(torch.zeros(5, 3, 8, 8)).shape
@@ -39,7 +40,7 @@ class ViT(nn.Module):
         heads: number of heads, if `attention` is a name.
         patch: height and width of a patch in pixels; must divide the height and the width of the image.
         dropout: dropout probability in residual branches and in feed-forward networks.
-        pool: input of the head, a key of `POOLS`.
+        pool: input of the head: the output of the class token ("class"), or the mean output of all patches ("mean").
     """
 
     def __init__(
