@@ -11,10 +11,10 @@ Range = tuple[float, float]
 def random_resized_crop_flip(
     images: Tensor, scale: Range = (0.8, 1.0), ratio: Range = (0.9, 1.1), flip: float = 0.5
 ) -> Tensor:
-    """Apply torchvision's `RandomResizedCrop(scale, ratio)` and `RandomHorizontalFlip(flip)` to each image alone.
+    """Apply `RandomResizedCrop((H, W), scale, ratio)` and `RandomHorizontalFlip(flip)` of torchvision to each image.
 
     `images` are (B, C, H, W), uint8 or float. The result is float32, with the shape and range of values of `images`.
-    Random numbers come from torch's default generator of the device of `images`.
+    The random numbers differ between images, and come from torch's default generator of the device of `images`.
     """
     b, _, height, width = images.shape
     boxes = crop_boxes(b, height, width, scale, ratio, images.device)
@@ -24,9 +24,9 @@ def random_resized_crop_flip(
 def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, device: torch.device) -> Tensor:
     """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4), as `RandomResizedCrop.get_params` does.
 
-    The area of a box divided by the area of the image is uniform in `scale`, and width / height is log-uniform in
-    `ratio`. Ten sizes are drawn for each box. The first size that fits into the image is used, at a uniform position.
-    If none fits, the box is the largest centred box of an allowed ratio.
+    Ten sizes are drawn for each box: the area divided by the area of the image is uniform in `scale`, and width /
+    height is log-uniform in `ratio`. The first size that fits into the image is used, at a uniform position. If none
+    fits, the box is the largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -49,8 +49,8 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
     Image i of the result, float32 (B, C, H, W), is Rᵢ · imageᵢ · Cᵢᵀ in each channel. Rᵢ, (H, H), and Cᵢ, (W, W), are
-    weights of PIL's antialiased bilinear filter. PIL's `crop(...).resize(..., BILINEAR)` gives equal numbers, rounded
-    to integers.
+    weights of PIL's antialiased bilinear filter. Before the flip, PIL's `crop(...).resize(..., BILINEAR)`, which
+    rounds to integers, gives equal numbers to within 1.
 
     `images` are (B, C, H, W), uint8 or float. `boxes`, (B, 4), are (top, left, height, width) in whole pixels, inside
     the image. `flip` is bool (B,).

@@ -34,13 +34,16 @@ def require_file(path: str | Path, remedy: str) -> None:
 
 
 def state_of(path: str | Path) -> str:
-    """Return a file's size, modification time and inode change time; no program can set the latter time back."""
+    """Return a string of a file's size, modification time and change time (ctime), which no program can set back."""
     state = os.stat(path)
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Call `work()` unless `is_done()`; of several processes, one works and the others wait. Calls may be nested."""
+    """Call `work()` unless `is_done()`; of several processes, one works and the others wait. `work` may call `once`.
+
+    Raises UserError if `data_dir/.cache` cannot be written.
+    """
     if is_done():
         return
     folder = data_dir / ".cache"
@@ -58,6 +61,7 @@ def download(remote: Remote, data_dir: Path, name: str) -> Path:
     """Return the path `data_dir/name`, after downloading the file unless it exists. A .gz file is unpacked.
 
     A downloaded file must have the SHA-256 `remote.sha256`. An existing file is not checked: it may be the user's own.
+    Raises UserError if the download fails.
     """
     path, packed = data_dir / name, remote.url.endswith(".gz")
 

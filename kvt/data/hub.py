@@ -1,7 +1,7 @@
 """Read data sets named hf:NAME or hf:NAME:CONFIGURATION with Hugging Face's library `datasets`.
 
 `datasets` runs no code of a data set. NAME is a data set on the Hugging Face hub, or a folder that
-`datasets.load_dataset` reads or `DatasetDict.save_to_disk` has written.
+`datasets.load_dataset` can read or that `DatasetDict.save_to_disk` has written.
 """
 
 import os
@@ -26,7 +26,7 @@ def is_hub(named: str | Path) -> bool:
 
 
 def base_name(named: str) -> str:
-    """Return the last part of the name of a data set, without its configuration.
+    """Return the last part of the name of a data set, without the configuration.
 
     >>> base_name("hf:Salesforce/wikitext:wikitext-2-raw-v1")
     'wikitext'
@@ -35,10 +35,11 @@ def base_name(named: str) -> str:
 
 
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return a dict from each split, such as "train" or "val", to its rows; and the names of the columns of `kinds`.
+    """Return a dict that maps each split to its rows, and a list of column names, one for each of `kinds`.
 
-    A kind is the type of a feature, such as "Image", or "string". Raises UserError unless each kind has exactly one
-    column, all splits have the same features, and all `needed` splits exist.
+    A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val". Raises
+    UserError unless the data set can be loaded, each kind has exactly one column, all splits have the same features,
+    and all `needed` splits, "train" among them, exist.
     """
     import datasets  # an optional dependency
 
@@ -61,7 +62,7 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
 
 
 def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
-    """Return the class names, a dict from each split to pairs (encoded image, label), and the paths of all files."""
+    """Return the class names, a dict from each split to pairs (encoded image, label), and the paths of Arrow files."""
     splits, (image, label) = load(named, ("Image", "ClassLabel"), "train", "test")
     import datasets
 
@@ -79,7 +80,7 @@ def _files(splits: "Mapping[str, Dataset]") -> list[str]:
 
 
 class HubCorpus:
-    """The documents of a data set: the rows of its only column of strings. `root` is the name of the data set."""
+    """The documents of a data set, in its only column of strings; nulls are left out. `root` names the data set."""
 
     not_utf8: tuple[str, ...] = ()
 

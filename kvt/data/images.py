@@ -30,8 +30,9 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the names of the classes, and a dict from each split to the paths and labels of its images.
 
-    The images are in `root/train/<class>/`, and in `test/<class>/`, `val/<class>/` or both. Raises UserError if the
-    images of a split are missing, or if test/ or val/ has a class that train/ has not.
+    The images are in `root/train/<class>/`, and in `test/<class>/`, `val/<class>/` or both. Raises UserError if train/
+    is missing, if test/ and val/ both are, if a split or a class of train/ has no images, or if test/ or val/ has a
+    class that train/ has not.
     """
     found = {}
     try:
@@ -62,7 +63,7 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Resize an image in proportion to the least size that covers width x height; crop its centre to width x height."""
+    """Scale an image, without distortion, until it just covers width x height pixels; crop the centre to this size."""
     return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
 
 
@@ -70,9 +71,9 @@ class DecodedImages:
     """Images from a folder (see `list_folder`) or a Hugging Face data set (see `list_images`), decoded once.
 
     The images are grey if all files are grey, otherwise RGB. With `image_size`, the shorter side is resized to
-    `image_size` pixels, and the centre is cropped to a square; otherwise, all images must have one size. The tensors
-    are cached in `data_dir/.cache`. The name of the cache has a hash of `image_size` and of the paths, sizes and times
-    of all image files.
+    `image_size` pixels, and the centre is cropped to a square; otherwise, all images must have the same size. The
+    tensors are cached in `data_dir/.cache`. The name of the cache contains a hash of `image_size` and of the paths,
+    sizes and times of all files of the data set.
     """
 
     def __init__(self, root: Path, name: str, data_dir: Path, image_size: int | None = None) -> None:
@@ -97,7 +98,7 @@ class DecodedImages:
         cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of the files of a split, relative to the root; None if there are no such files."""
+        """Return the paths of a split's files, relative to the root; None if there are none, as with Hugging Face."""
         return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
     @property
@@ -152,7 +153,8 @@ class ImageSet:
         classes: names of the classes.
         read: function read(data_dir, split, download) that returns images, uint8 (N, C, H, W), and labels, int64 (N,),
             of the split "train" or "test". If `download` is true, it downloads missing files.
-        mean, std: mean and standard deviation of pixels scaled to [0, 1]: one number, or one number for each channel.
+        mean, std: mean and standard deviation of pixels scaled to [0, 1]; each is a list of one number for all
+            channels, or of one number for each channel.
     """
 
     shape: tuple[int, int, int]
@@ -173,7 +175,7 @@ def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tupl
     return read
 
 
-# FashionMNIST has the mean and std of MNIST, and CIFAR-100 those of CIFAR-10
+# FashionMNIST is normalised with the mean and std of MNIST, and CIFAR-100 with those of CIFAR-10
 DIGITS: dict[str, Any] = {"shape": (1, 28, 28), "mean": [0.1307], "std": [0.3081]}
 PHOTOS: dict[str, Any] = {"shape": (3, 32, 32), "mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
 OBJECTS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -186,7 +188,7 @@ SETS: dict[str, ImageSet] = {
 
 
 class KnownImages:
-    """The images of an `ImageSet`, which are read from `data_dir`. Missing files are downloaded."""
+    """The images of an `ImageSet`, which are read from `data_dir`. `prepare` downloads missing files."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
@@ -213,7 +215,7 @@ class KnownImages:
 
 
 ImageSource = DecodedImages | KnownImages
-"""A source of images. `key` names caches of results. `content` identifies the images, by a hash or by name."""
+"""A source of images. `key` determines the names of caches. `content`, a hash or a name, identifies the images."""
 
 
 def open_images(
@@ -223,9 +225,9 @@ def open_images(
     image_size: int | None = None,
     sets: Mapping[str, ImageSet] = SETS,
 ) -> ImageSource:
-    """Return the images in `root` if given, else in `data_dir/dataset` if it has train/, else of a known data set.
+    """Return the images in `root` if given, else in `data_dir/dataset` if it has train/, else of `sets[dataset]`.
 
-    Raises UserError if `sets` has no `dataset`, or if `image_size` is given for a known data set.
+    Raises UserError if `root` is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
     """
     if root is not None:
         name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))

@@ -1,4 +1,4 @@
-"""Data loaders for tensors in memory, whose random numbers depend only on seed, epoch, batch and process."""
+"""Data loaders for tensors in memory. Their random numbers depend only on seed, epoch, batch and process."""
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -16,7 +16,7 @@ GPU_SHARE = 0.25  # largest fraction of the free memory of a GPU that the tensor
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that a training step uses, as `torch.manual_seed` does, but in 2 µs instead of 180 µs."""
+    """Seed torch's CPU, CUDA and MPS generators, as `torch.manual_seed` does, but in 2 µs instead of 180 µs."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -25,18 +25,20 @@ def seed_generators(seed: int) -> None:
 
 
 class Batches:
-    """Data loader of tensors with equal numbers of rows. `load_state_dict` continues an epoch with the next batch.
+    """Data loader of tensors with equal numbers of rows. After `load_state_dict`, it continues the saved epoch.
 
-    With `shuffle`, the loader yields the rows of epoch e in the `random_order` of (seed, e). With `reseed`, it seeds
-    torch's generators with (seed, e, batch, rank) before each batch, so that dropout does not depend on earlier
-    batches.
+    With `shuffle`, the loader yields the rows of epoch e in a `random_order` with a seed derived from (seed, e). With
+    `reseed`, it seeds torch's generators before each batch with a seed derived from (seed, e, batch, rank), so that
+    dropout does not depend on earlier batches.
 
     Process r of w processes takes the batches r, r + w, …. All processes take equal numbers of batches. With `shuffle`,
-    the b-th batches of all processes together equal batch b of a single process with w times the batch size. Without
-    `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
+    the b-th batches of all processes together equal batch b of a single process with w times the batch size, and fewer
+    than w batches at the end are left out. Without `shuffle`, each row is in exactly one batch, and the batches of
+    several processes have nearly equal sizes.
 
-    The tensors are moved to a GPU before the first batch if they take at most `GPU_SHARE` of its free memory. Raises
-    UserError if there are too few rows for a batch in each process.
+    If `device` is a CUDA GPU, the tensors are moved to it before the first batch, unless they take more than
+    `GPU_SHARE` of its free memory. Raises UserError if `batch_size` is not positive, or if there are too few rows for a
+    batch in each process.
 
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.
@@ -96,7 +98,7 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return a function that maps the number of a batch, counted over all processes, to the rows of the batch."""
+        """Return a function that maps the number of a batch, counted over all processes, to the row numbers in it."""
         size, parts = self.batch_size, self.batches * self.world_size
         device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device
         order = None
@@ -142,8 +144,9 @@ class SentenceBatches(Batches):
 
     `sentences` has a tensor for each language, int64 (rows, longest), padded with `pad`. With `shuffle`, a batch has
     sentences of similar length: in each epoch, the rows are shuffled and cut into pools of a hundred batches. Each pool
-    is sorted by the lengths in the first language, then in the second, and cut into batches, which are shuffled within
-    the pool. The batches of w processes together do not equal a batch of a single process.
+    is sorted by the lengths in the first language, and rows of equal length by those in the second. It is then cut into
+    batches, which are shuffled within the pool. Unlike in `Batches`, the b-th batches of several processes together do
+    not equal a batch of a single process.
     """
 
     ragged = rows_on_host = True
@@ -174,7 +177,7 @@ class SentenceBatches(Batches):
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Move tensors to a GPU if they need at most `GPU_SHARE` of its free memory; otherwise return them unchanged."""
+    """Return tensors on a CUDA GPU if they need at most `GPU_SHARE` of its free memory, otherwise unchanged."""
     if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # "cuda" and "cuda:0" compare unequal
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
@@ -183,7 +186,7 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move the whole storage of a tensor to a device, and return the same view of it; its rows may overlap."""
+    """Return a tensor on a device. Its whole storage is moved, so that rows that overlap in memory still overlap."""
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

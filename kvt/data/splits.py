@@ -1,4 +1,4 @@
-"""Generate random splits such that no example is in two splits."""
+"""Generate random splits such that no input of the model is in two splits."""
 
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -26,6 +26,8 @@ def draw_apart(
 ) -> dict[str, tuple[Tensor, ...]]:
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
+    The result maps the name of each split to its tensors.
+
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
     a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an example in
     common, a hash of the input assigns every possible example to one split, and `redraw` replaces each example that is
@@ -36,8 +38,8 @@ def draw_apart(
         sizes: dict that maps the name of each split to its number of examples.
         seed: seed of all draws.
         tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
-        redraw: function that replaces each example by one of the same kind, such as a sequence with as many questions,
-            so that the splits keep the fractions of the kinds.
+        redraw: function that returns another example of the same kind for each given example, so that the splits keep
+            the fractions of the kinds. The function decides what a kind is.
         by_hash: with `redraw`: whether a hash assigns examples to splits even if the splits have no example in common.
     """
     names = [*sizes]

@@ -24,7 +24,10 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return the memory-mapped tensors of a file like `LAYOUT`, with splits `names`; UserError if it is unreadable."""
+    """Read the splits `names` of a file with a dict like `LAYOUT`, as memory-mapped tensors.
+
+    Raises UserError if the file is missing, unreadable or has other content.
+    """
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
@@ -46,8 +49,9 @@ def fingerprint(splits: Splits) -> str:
 def read_features(path: Path) -> Splits:
     """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
 
-    The file may have other floating-point and integer dtypes. Raises UserError with the name of the file if it is
-    unreadable, a split is empty, a label is negative, a feature is not finite as float32, or a dtype or shape is wrong.
+    In the file, features may have any real dtype, and labels any integer dtype. Raises UserError with the path of the
+    file if it is missing or unreadable, a split is empty, a label is negative, a feature is not finite as float32,
+    labels have a floating-point dtype, or a shape is wrong.
     """
     splits = read_splits(path)
     width = splits["train"][0].shape[-1:]

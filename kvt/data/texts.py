@@ -13,7 +13,7 @@ from kvt.data.files import require_file, state_of
 from kvt.system import UserError
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))  # Python's standard library (PSF licence), which every user has
-PACKAGES = ("site-packages", "__pycache__")  # folders left out: in LIBRARY, they have other packages and bytecode
+PACKAGES = ("site-packages", "__pycache__")  # folders left out: in LIBRARY, they contain other packages and bytecode
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
@@ -27,7 +27,7 @@ def read_text(path: Path, remedy: str = "name a text file") -> str:
 def decode_text(raw: bytes, name: str) -> str:
     """Decode the bytes of a file, and return the `plain` text; raise a UserError with `name` if they are not UTF-8."""
     try:
-        return plain(raw.decode("utf-8"))  # errors of "utf-8-sig" give positions without the mark
+        return plain(raw.decode("utf-8"))  # "utf-8-sig" would count error positions without the mark
     except UnicodeDecodeError as error:
         remedy = "convert it, e.g. Western European text from Windows with iconv -f cp1252 -t UTF-8"
         raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
@@ -52,7 +52,7 @@ class Corpus:
     """The documents of a UTF-8 file, or of the UTF-8 files in a folder and its subfolders.
 
     The files of a folder have a random order that depends only on their relative paths. The last files of this order,
-    which are used for validation, are therefore a random selection. Empty files, files in a folder that are not UTF-8,
+    which are used for validation, are therefore a random selection. In a folder, files that are empty or not UTF-8,
     files and folders with names that begin with a dot, and the folders `PACKAGES` are left out.
 
     Args:
@@ -67,7 +67,10 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The file `root`, or the files in it that match `pattern`, unless empty; UserError if there are none."""
+        """The file `root`, or the files in the folder `root` that match `pattern`, without empty files.
+
+        Raises UserError if no file is left.
+        """
         listed = [self.root] if self.root.is_file() else self._listed()
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())

@@ -31,7 +31,7 @@ from kvt.system import UserError, atomically, sha256_of, write_atomically
 IGNORE = -100  # target at positions that do not count in the loss: the `ignore_index` of torch's cross-entropy
 UNK = "<unk>"  # replaces unknown symbols if the vocabulary contains it
 END = "<|endoftext|>"  # text of the end token, which follows each document that is encoded as bytes or byte pairs
-PART = 2**16  # least number of characters in each part of a text but the last; CPU cores encode parts in parallel
+PART = 2**16  # least number of characters in a part of a text, except the last; CPU cores encode parts in parallel
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
@@ -40,7 +40,7 @@ unless white space precedes the line end, or white space or "/" follows it."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
-    """Return the special symbols, then all symbols that occur at least `min_freq` times, the most frequent first.
+    """Return the special symbols, then all others that occur at least `min_freq` times, the most frequent first.
 
     >>> build_vocab("to be or not to be".split(), specials=["<unk>"])
     ['<unk>', 'be', 'to', 'not', 'or']
@@ -94,8 +94,8 @@ class Vocabulary:
 class Bytes:
     """A tokenizer for text in UTF-8, with one token for each of the 256 byte values, and the end token `END`.
 
-    `pieces` has the bytes of each token, and no bytes for the end token, whose id is `end`. `tokens_of(definition)`
-    returns an equal tokenizer.
+    `pieces` is a list of the bytes of each token. The end token, whose id is `end`, has no bytes.
+    `tokens_of(definition)` returns an equal tokenizer.
     """
 
     definition = "bytes"
@@ -165,7 +165,7 @@ class BytePairs(Bytes):
         for piece, i in ids.items():
             self.pieces[i] = bytes(letters[letter] for letter in piece if letter in letters)
         for i, token in self.tokenizer.get_added_tokens_decoder().items():
-            self.pieces[i] = b"" if i == self.end else token.content.encode()  # plain text, not in `_alphabet`
+            self.pieces[i] = b"" if i == self.end else token.content.encode()  # plain text, unlike `piece` above
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -197,7 +197,7 @@ def read_tokenizer(path: Path) -> BytePairs:
 
 
 def first_of(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the first texts, with at most `LEARNED` characters in total, for `learn_pairs`."""
+    """Yield the first `LEARNED` characters of texts, text by text, for `learn_pairs`."""
     left = LEARNED
     for text in texts:
         yield text[:left]
@@ -235,14 +235,14 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _alphabet() -> dict[int, str]:
-    """Return GPT-2's character for each byte: its character in Latin-1 if printable, else one from U+0100 on."""
+    """Return GPT-2's character for each byte: its character in Latin-1 if visible, else one from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 class TokenFile:
-    """The tokens of a corpus, in a memory-mapped file below `data_dir`. Each document with text has an end token."""
+    """The tokens of a corpus, in a memory-mapped file in `data_dir`. An end token follows each non-empty document."""
 
     def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
@@ -255,7 +255,8 @@ class TokenFile:
         """Return the tokens, int16 or int32 (T,); write the file first if it does not exist.
 
         Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out because
-        they are not UTF-8; and `cut`, where the corpus's own validation split begins, None without such a split.
+        they are not UTF-8; and `cut`, the position at which the corpus's own validation split begins, or None without
+        such a split. Raises UserError if the corpus has no text.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
@@ -278,12 +279,12 @@ class TokenFile:
 
 
 def document_starts(tokens: Tensor, end: int) -> Tensor:
-    """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` that is not last."""
+    """Return the positions where documents begin, int64 (D,): 0, and the position after each `end` in `tokens[:-1]`."""
     return torch.cat([torch.zeros(1, dtype=torch.long), (tokens[:-1] == end).nonzero().squeeze(1) + 1])
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position of the first token of the last part of a text, which has a fraction `share` of all bytes."""
+    """Return the position in `tokens` where the last part of a text, with a fraction `share` of its bytes, begins."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part

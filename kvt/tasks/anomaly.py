@@ -1,4 +1,4 @@
-"""Set anomaly detection: find the one image of another class among nine images of one class (Borji 2023, §3.2).
+"""Set anomaly detection: find the one image of a set that has another class than all others (Borji 2023, §3.2).
 
 >>> features, labels = torch.arange(12.0).unsqueeze(1), torch.arange(12) % 3  # one feature: the row's number
 >>> sets, positions = batch = next(iter(SetBatches(features, labels, set_size=4, last=False, batch_size=2)))
@@ -95,7 +95,7 @@ class BackboneFeatures:
         return normalize(pixels, transform.mean, transform.std)
 
     def model(self) -> nn.Module:
-        """Return the network without its last linear layer, in eval mode: output of `preprocess` → (B, feature_dim)."""
+        """Return the network without its last linear layer, in eval mode: (B, 3, H', W') → (B, feature_dim)."""
         model = self._published_model() if self.weights is None else self._own_model(self.weights)
         model.set_submodule(self._head, nn.Identity())
         return model.float().eval()
@@ -186,7 +186,7 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # the split has derive_seed(self.seed)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # derive_seed(self.seed) drew the split
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)
@@ -211,8 +211,8 @@ class SetAnomalies(TaskData):
 
     `positions` are those of the anomalies. The anomaly is an image of another class than all other images of the set.
     In an epoch, every image of a split is the anomaly of one set. Training sets are drawn anew in every epoch.
-    Validation and test sets are drawn once, and depend on the seed. A pretrained network computes the features, which
-    are cached in a file.
+    Validation and test sets are drawn once, and depend on the seed. Unless `features` is given, a pretrained network
+    computes the features, which are cached in a file.
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
@@ -222,8 +222,8 @@ class SetAnomalies(TaskData):
         features: path of a file of features, which replaces images and backbone. Save such a file with
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: number of images in a set, including the anomaly.
-        anomaly_position: random; or last, as in the tutorial on which the task is based. kv+pos finds a last anomaly by
-            its position alone.
+        anomaly_position: random; or last, as in the public tutorial on which the task is based. The attention kv+pos
+            finds a last anomaly by its position alone.
         val_size: fraction of each class's training images that is used for validation.
     """
 
@@ -304,7 +304,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
 class AnomalyTask(BlockTask, Classification):
     """Task of finding the image of another class in a set. The model is `SetScorer`, and the optimiser is Adam.
 
-    A softmax over the scores of the set's images gives the probability of each image to be the anomaly.
+    A softmax over the scores of the set's images gives the probability that each image is the anomaly.
 
     Args:
         dropout: dropout probability in features, residual branches, feed-forward networks and the output layer.

@@ -1,4 +1,4 @@
-"""The base classes of all tasks."""
+"""The base classes of tasks, `Task` and `Classification`."""
 
 import json
 from abc import ABC, abstractmethod
@@ -32,10 +32,11 @@ class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
-    learning rate is constant unless the subclass passes other arguments of `set_rate` to `super().__init__(spec, …)`.
+    learning rate is 1e-3 and constant, unless the subclass passes arguments of `set_rate` to
+    `super().__init__(spec, …)`.
 
-    A validation or test metric is the mean over all predictions of an epoch, regardless of the batch size. A training
-    metric is the mean over the training steps since it was last logged. It is logged every `log_every_n_steps` training
+    A validation or test metric is computed over all predictions of an epoch, regardless of the batch size. A training
+    metric is computed over the training steps since it was last logged. It is logged every `log_every_n_steps` training
     steps, before each validation, and at the end of each epoch.
     """
 
@@ -53,8 +54,8 @@ class Task(L.LightningModule, ABC):
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.monitored()
         self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
-        self.logged_step = 0  # the training step at which training metrics were last logged
-        self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None: no run of kvt
+        self.logged_step = 0  # the training step after which `on_train_batch_end` last logged
+        self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None outside a run of kvt
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
@@ -79,7 +80,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last log, by name such as "val/loss"; in a plain dict, they are not submodules."""
+        """Running means since the last log, by names such as "val/loss". In a plain dict, they are not submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -87,12 +88,12 @@ class Task(L.LightningModule, ABC):
 
     @property
     def attn(self) -> str:
-        """The name of the attention, or the name of the task's class if it has no argument `attn`."""
+        """The name of the attention, or the name of the task's class if this class has no argument `attn`."""
         return str(self.hparams.get("attn", type(self).__name__))
 
     @property
     def optimizer_config(self) -> dict[str, Any] | None:
-        """The optimiser that the run names, {"class_path": …, "init_args": …}; None: Adam."""
+        """The optimiser that the run names, {"class_path": …, "init_args": …}; None if it names none."""
         return (self.run_config or {}).get("optimizer")
 
     @property
@@ -100,7 +101,7 @@ class Task(L.LightningModule, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def set_rate(self, lr: float = 1e-3, warmup: int = 0, schedule: str = "constant") -> None:
-        """Set the learning rate and its schedule; raise UserError if the task does not allow a value.
+        """Set the learning rate, its warm-up and its schedule; raise UserError if the task does not allow a value.
 
         Args:
             lr: learning rate.
@@ -121,7 +122,8 @@ class Task(L.LightningModule, ABC):
 
         A metric is either a tensor with one number, the mean over the predictions of the batch; or a pair of a sum and
         a divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
-        divisor have one entry per bin. A task may return some metrics in eval mode only.
+        divisor have one entry per bin. Of a metric with `how="exp"`, the dict has the logarithm. A task may return some
+        metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
@@ -149,14 +151,14 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels of the rows and columns of a layer's attention map for one example; None without labels."""
+        """Return labels of the rows and columns of a layer's attention map for one example; None if there are none."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and weights to draw over it, (heads, rows, columns); None: no picture.
+        """Return a picture, uint8 (H, W, C), and weights of its patches, (heads, rows, columns); None: no picture.
 
-        `weights` is the attention map of a layer for one example, (heads, N, N). Its last tokens are the patches of the
-        picture, row by row.
+        `weights` is the attention map of a layer for one example, (heads, N, N). The last of the N tokens are the
+        patches of the picture, row by row.
         """
         return None
 
@@ -175,7 +177,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors, with tied weights once, and config.json to a folder, as for the Hugging Face hub."""
+        """Write model.safetensors (each tied weight once) and config.json to a folder, as for the Hugging Face hub."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -270,7 +272,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sections of config.yaml to the checkpoint; outside a run of kvt, only task, data and seed."""
+        """Add the sections of config.yaml to the checkpoint; outside a run of kvt, those of task, data, seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -330,7 +332,7 @@ def class_path(cls: type) -> str:
 
 
 def as_config(made: Any) -> dict[str, Any]:
-    """Return the class and the arguments of a task, or of its data, as in config.yaml."""
+    """Return class and arguments of a task or its data, as in config.yaml; without `spec`, `seed` and `content`."""
     given_by_run = ("spec",) if isinstance(made, Task) else ("seed", "content")
     other = (*given_by_run, "_instantiator", "_class_path")  # LightningCLI adds the last two
     given = {name: value for name, value in made.hparams.items() if name not in other}
@@ -358,14 +360,14 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
 
 
 class Classification(Task):
-    """A task whose loss is the cross-entropy, and whose metric is accuracy; a batch is (inputs, targets)."""
+    """A task whose loss is the cross-entropy, and whose metric is accuracy; a batch is (inputs, targets, …)."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
     smoothing: float = 0.0  # label smoothing in training; set by the constructor of a subclass
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict of loss, accuracy over all targets, logits (or None), and "found", the result of `losses`."""
+        """Return a dict of "loss", "acc", "logits" (may be None) and "found", the result of `losses`."""
         found = self.losses(batch, self.smoothing if self.training else 0.0)
         right = found.right.sum(dtype=found.loss.dtype)
         return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
@@ -394,7 +396,7 @@ class Classification(Task):
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of targets, most probable classes, and the probabilities of these classes."""
+        """Return a dict of the targets, the most probable classes, and the probabilities of the latter."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
         return {"target": targets, "prediction": prediction, "probability": probability}

@@ -20,7 +20,7 @@ MAX_COUNTED = 10**6  # largest number of examples that `seen_in_training` compar
 
 
 class TaskData(L.LightningDataModule, ABC):
-    """A data set whose splits "train", "val" and usually "test" are tensors in memory.
+    """A data set whose splits, usually "train", "val" and "test", are tensors.
 
     A subclass implements `load`. It sets `spec` if the model needs sizes or the vocabulary of the data, and `task_name`
     if the name of the task is not the class name in lower case. The arguments below are flags of every data set.
@@ -36,8 +36,8 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of measured values in `spec`; a model keeps those of its training
-    content: str | None = None  # identifies the data that `load` has read, such as a hash; None if `load` reads no data
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` with measured values; a model keeps those of its training
+    content: str | None = None  # a hash or name of the data that `load` has read; None if `load` generates them
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -76,7 +76,7 @@ class TaskData(L.LightningDataModule, ABC):
             self.hparams["content"] = self.content  # identifies the data regardless of their path
 
     def note_counts(self, name: str, **counts: int) -> None:
-        """Print a line and add a note if a known data set has another number of examples than its published version."""
+        """Print a line and add a note if the counts of a known data set differ from those of its published version."""
         if what := other_counts(name, counts):
             self.notes[UNPUBLISHED] = what
             say(f"these are not the published data: {what}")
@@ -121,7 +121,7 @@ class TaskData(L.LightningDataModule, ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # saved here, not by the loader: schedules need the number of steps before the Trainer restores a loader
+        # saved here, not by the loader: the Trainer makes the loader, to count steps, before it would restore its state
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,12 +134,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """The share of the largest class in each held-out split, the accuracy of guessing it; {} without classes."""
+        """For each held-out split, the share of its largest class: the accuracy of guessing it. {} without classes."""
         return {}
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """For each split but "train", the number of examples whose input is in "train"; None beyond `MAX_COUNTED`."""
+        """For each split but "train", how many examples have inputs in "train"; None beyond `MAX_COUNTED` examples."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
@@ -169,8 +169,8 @@ class TaskData(L.LightningDataModule, ABC):
         """Return the batches of a split for this process of the Trainer.
 
         Training batches are shuffled. Unless `keeps_order`, other splits have a fixed random order, so that their first
-        batches have all classes. With --overfit_batches, training batches have a fixed order, and validation uses them.
-        Raises UserError if the split does not exist.
+        batches contain all classes. With --overfit_batches, training batches have a fixed order, and validation uses
+        them. Raises UserError if the split does not exist.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split
@@ -190,7 +190,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings` in the form of kvt's data class `name`, or unchanged if kvt has no such class.
+    """Return `settings` in the canonical form of kvt's data class `name`, or unchanged if kvt has no such class.
 
     No other class is imported, because `name` may come from an untrusted file.
     """
@@ -205,5 +205,5 @@ def section_class(section: str, path: str) -> Any:
 
 
 def classes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of the classes in a configuration: the task, "model", and its data, "data"."""
+    """Return a dict that maps "model" and "data" to the task class and the data class of a configuration."""
     return {section: section_class(section, config[section]["class_path"]) for section in ("model", "data")}

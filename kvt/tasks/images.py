@@ -1,4 +1,4 @@
-"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 or a folder of images (Borji 2023, §3.2).
+"""Image classification: MNIST, FashionMNIST, CIFAR-10, CIFAR-100 or your own images (Borji 2023, §3.2).
 
 >>> spec = {"channels": 1, "height": 2, "width": 2, "classes": ["cat", "dog"], "mean": [0.5], "std": [0.25]}
 >>> images = torch.tensor([[[[0, 255], [255, 0]]], [[[90, 90], [40, 40]]]], dtype=torch.uint8)  # two: 2x2 pixels each
@@ -37,7 +37,7 @@ SHAPE = ("channels", "height", "width")
 class Images(TaskData):
     __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
-    Unless `root` has val/, the validation split is a random part of the training images; the seed determines it. With
+    If the images have no validation split, the seed determines a random part of the training images for it. With
     `augment`, each training image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip,
     on the model's device.
 
@@ -47,7 +47,8 @@ class Images(TaskData):
             Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
         image_size: with `root`: side in pixels of the square to which images are resized and cropped; default: none.
         augment: whether training images are randomly cropped and flipped.
-        val_size: number of training images to validate on; below 1, their fraction. Not used if `root` has val/.
+        val_size: number of training images to validate on, or their fraction if below 1. Not used if the images have a
+            validation split, such as val/.
         mean: mean of the pixels, scaled to [0, 1], for normalisation: one number for each channel or one for all.
             Default: the mean in the paper's code; with `root`, the mean of the training images.
         std: standard deviation of the pixels, for normalisation. Form and default are those of `mean`.
@@ -83,7 +84,7 @@ class Images(TaskData):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in a unique form, in which numbers replace the default mean and std of a known data set."""
+        """Return settings in canonical form: the numbers of a known data set replace a mean or std of None."""
         usual = {} if settings.get("root") else cls._usual(str(settings.get("dataset")))
         given = super().as_recorded(settings)
         return {**given, **{name: usual[name] for name in usual if given.get(name) is None}}
@@ -231,7 +232,7 @@ class ImageTask(BlockTask, Classification):
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of the names of targets, the names of most probable classes, and the latter's probabilities."""
+        """Return a dict of the names of targets, and the names and probabilities of the most probable classes."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 

@@ -67,7 +67,7 @@ SHAKESPEARE = Remote(
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
 MASK = b"<mask>"  # text of the mask token, the last token in the vocabulary of a masked language model
-Rows = tuple[Tensor, Tensor, Tensor]  # starts of windows, int64 (R,); ends of their texts, int64 (R,); tokens, (T,)
+Rows = tuple[Tensor, Tensor, Tensor]  # start and stop positions of windows, both int64 (R,); tokens of the stream, (T,)
 
 
 class Windows(Batches):
@@ -92,7 +92,7 @@ class Windows(Batches):
         return inputs[:, :-1], targets[:, 1:]
 
     def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, targets, and whether a token precedes the stop: three tensors, (B, length + 1)."""
+        """Return inputs, unshifted targets, and whether a token precedes the stop: three tensors, (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
@@ -113,11 +113,11 @@ class MaskedBatches(Windows):
     """Batches for masked language models: inputs with masked tokens, targets, and whether a target is real.
 
     15 % of a window's tokens, at least one, are chosen as targets. The target at all other positions is `IGNORE`. In
-    the inputs, `mask` replaces a chosen token with probability 0.8, a random other token replaces it with
-    probability 0.1, and it is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
+    the inputs, the mask token, whose id is `mask`, replaces a chosen token with probability 0.8, a random other token
+    replaces it with probability 0.1, and it is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
 
-    In training, torch's default generator, which `Batches` seeds, chooses the tokens. In all other stages, the chosen
-    tokens depend only on the seed and the number of the window.
+    With `reseed` (training), torch's default generator, which `Batches` seeds, chooses the tokens. Without `reseed`,
+    the choice depends only on the seed and the number of the window.
 
     >>> rows = torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9])
     >>> for part in next(iter(MaskedBatches(*rows, length=6, fill=9, mask=10, batch_size=1, seed=3))):
@@ -153,7 +153,7 @@ class MaskedBatches(Windows):
 
 
 class TextData(TaskData):
-    """Windows of a text's tokens, int64 (B, length), with the token after each token as target, int64 (B, length).
+    """A text, cut into windows. A batch begins with inputs and targets, both int64 (B, length).
 
     A subclass implements `load`, which maps each split to its `Rows`. Training drops an incomplete last batch.
     """
@@ -195,15 +195,15 @@ class Characters(TextData):
     """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
-    training window begins at every character that `length` others follow. In validation, every character except the
-    first is a target once. The vocabulary has the characters of the whole text, in Unicode's form NFC. There is no test
-    split.
+    training window begins at every character with at least `length` characters after it. In validation, every character
+    except the first is a target once. The vocabulary has the characters of the whole text, in Unicode's form NFC.
+    There is no test split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
             where NAME may be a folder. Default: tiny Shakespeare, with 1,115,394 characters, of which 65 are distinct.
-        length: number of characters in a window. The model has no longer context.
-        val_size: fraction of the text to validate on.
+        length: number of characters in a window, which is the longest context of the model.
+        val_size: fraction of the text to validate on. Not used if the data set has a validation split.
     """
 
     path_settings = ("data_dir", "text")
@@ -263,7 +263,7 @@ class Characters(TextData):
 
 
 def spell(number: int) -> str:
-    """Spell a number from 1 to 9999 without hyphens and "and".
+    """Spell a number from 1 to 9999 in words, without hyphens and without "and".
 
     >>> spell(7312)
     'seven thousand three hundred twelve'
@@ -317,7 +317,7 @@ class TextTokens(TextData):
 
     The text is encoded once, into a memory-mapped file. Each file must fit into memory; the tokens of all files
     together need not. Validation uses the validation split of a Hugging Face data set if there is one, else the last
-    documents of a file, or random files of a folder. There is no test split.
+    documents of the text. The files of a folder are in random order. There is no test split.
 
     Args:
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set of documents, hf:NAME or
@@ -333,7 +333,8 @@ class TextTokens(TextData):
             a target, as in the code of "Do Transformers Need Three Projections?" (2026).
         objective: causal: every token is predicted from the tokens before it. masked: 15 % of the tokens are masked and
             predicted from all other tokens, as in BERT.
-        val_size: fraction of the text's bytes to validate on; 1: the whole text, to evaluate a trained model.
+        val_size: fraction of the text's bytes to validate on if the data set has no validation split; 1: the whole
+            text, to evaluate a trained model.
     """
 
     windows = TokenBatches
@@ -427,7 +428,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return a key for each document of a split; for each line if "train" has one document or ends within one."""
+        """Return keys of the documents of a split, or of its lines if "train" has one document or ends within one."""
         starts, stops, stream = self.splits["train"]
         read, end = stream[int(starts[0]) : int(stops[-1])], self.tokens.end
         if len(document_starts(read, end)) > 1 and read[-1] == end:
@@ -435,7 +436,7 @@ class TextTokens(TextData):
         return self.keys_between(split, [i for i, piece in enumerate(self.tokens.pieces) if b"\n" in piece or i == end])
 
     def _rows(self, stream: Tensor, documents: Tensor, first: int, last: int) -> Rows:
-        """Return windows of the tokens from `first` to `last` − 1: adjacent windows, or one window per document."""
+        """Return windows of the tokens from `first` to `last` − 1: adjacent, or one per document with `loss_on` all."""
         if self.loss_on == "real":
             return self.adjacent(stream, first, last)
         starts = documents[(documents >= first) & (documents < last)]
@@ -443,7 +444,7 @@ class TextTokens(TextData):
 
 
 class LanguageTask(BlockTask, Classification):
-    """Task of predicting each token from the tokens before it; a batch is (tokens, next tokens), both int64 (B, N)."""
+    """Base class of the tasks with language models. A batch begins with (tokens, targets), both int64 (B, N)."""
 
     unit = "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC, PPL)
@@ -467,7 +468,7 @@ class LanguageTask(BlockTask, Classification):
         return Tensor.sum(batch[1] != IGNORE)
 
     def num_read(self, batch: Any) -> int | Tensor:
-        """Return the number of tokens in a batch, also if the model is masked and predicts only some tokens."""
+        """Return the number of tokens in a batch. A masked language model predicts only some of them."""
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
@@ -495,7 +496,8 @@ class LanguageTask(BlockTask, Classification):
 
         The task must be in eval mode. An empty prompt stands for the most frequent character or word; with bytes or
         byte pairs, for the beginning of a document. `how` has the arguments temperature, top_k and top_p of
-        `kvt.models.generation.sample`. Raises UserError for a masked language model.
+        `kvt.models.generation.sample`. Raises UserError for a masked language model, for an unknown symbol in the
+        prompt, and for arguments that `sample` does not allow.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
@@ -617,14 +619,14 @@ SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12), "foll
 
 
 class LanguageModelTask(LanguageTask):
-    """Task of predicting the next token with GPT-2, in which `attn` replaces the attention.
+    """Task of predicting next tokens or masked tokens with GPT-2, in which `attn` replaces the attention.
 
     The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
     layer. If the data mask tokens, the model attends to earlier and later tokens, and the vocabulary has a mask token.
 
-    A batch is (tokens, targets, whether a target is real, not padding), each (B, N). Loss, accuracy and ppl are means
-    over all targets. real_ppl (perplexity) and bpb (bits per byte of text) are means over real targets. The metric
-    padding is the share of padding among the targets.
+    A batch is (tokens, targets, real), each (B, N). `real` is True at targets that are not padding. Loss, accuracy and
+    ppl are computed over all targets, real_ppl (perplexity) and bpb (bits per byte of text) over the real ones. The
+    metric padding is the share of padding among the targets.
 
     Args:
         size: tiny (width 128, 4 layers, 4 heads), small (384, 6, 6), base (768, 12, 12) or follow-up (1024, 20, 16).
@@ -633,7 +635,8 @@ class LanguageModelTask(LanguageTask):
         heads: number of attention heads; default: given by `size`.
         positions: learned, sinusoidal, rotary (RoPE) or none.
         dropout: dropout probability in attention weights, attention output and feed-forward networks.
-        share_layers: number of consecutive layers that share the first layer's keys and values (Cross-Layer Attention).
+        share_layers: number of consecutive layers in a group, all of which use the keys and values of the first layer
+            of the group (Cross-Layer Attention).
         recompute: whether to use activation checkpointing: training needs less memory, and is a third slower.
     """
 

@@ -1,4 +1,4 @@
-"""Descriptions of tasks' metrics, which logs, tables, figures and the choice of the best checkpoint use."""
+"""Descriptions of metrics, for logs, tables, figures and the choice of the best checkpoint; and running means."""
 
 import re
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Metric:
         return f"{number:.{places}f}" if isfinite(number) else "–"
 
     def points(self, difference: float) -> str:
-        """Format a difference of two values in points; NaN and infinity give a dash."""
+        """Format a difference of two `scaled` values in points; NaN and infinity give a dash."""
         if not isfinite(difference):
             return "–"
         text = f"{difference / self.point:+.2f}"

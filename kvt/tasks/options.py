@@ -71,7 +71,7 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make the model for the Trainer's data, if there is none yet.
+        """Make the model for the Trainer's data if the task has none yet; raise UserError if the data have no `spec`.
 
         Lightning calls this method before `setup`, in which callbacks may copy the model.
         """
@@ -83,7 +83,7 @@ class BlockTask(Task):
         return []
 
     def build(self, spec: Mapping[str, Any] | None) -> None:
-        """Make the model for `spec`, the `spec` of the data; None: do nothing."""
+        """Make the model for `spec`, the `spec` of the data; with `match`, first set `expansion`. None: do nothing."""
         if spec is None:
             return
         if self.match is not None:
@@ -104,7 +104,8 @@ class BlockTask(Task):
     def matched(self, match: str) -> float:
         """Return the expansion with which the task has as many parameters as with attention `match`, to within 0.5 %.
 
-        Raises UserError if there is none.
+        Adds the expansion and the numbers of parameters to `metric_notes`. Raises UserError if there is no such
+        expansion, if kvt has no attention `match`, or if the model has no feed-forward networks.
         """
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}

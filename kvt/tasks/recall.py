@@ -78,10 +78,10 @@ def slot_weights(slots: int, power: float = 0.01) -> Tensor:
 def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, generator: Generator) -> Questions:
     """Generate multi-query associative recall (Arora et al. 2023, "Zoology", §4): pairs, then each key a second time.
 
-    With V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct numbers from V/2 … V − 1. With K
-    pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer. The slots of a sequence are
-    distinct, and `slot_weights` are their probabilities. All other positions have 0, or random symbols with
-    `random_filler`.
+    A pair is a key and a value. With V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct
+    numbers from V/2 … V − 1. With K pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer.
+    The slots of a sequence are distinct, and `slot_weights` are their probabilities. All other positions after the
+    pairs have 0, or random symbols with `random_filler`.
 
     >>> found = mqar(1, 12, 16, 2, False, Generator().manual_seed(0))
     >>> found.symbols.tolist()
@@ -106,8 +106,8 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 def induction(rows: int, vocab: int, length: int, generator: Generator) -> Questions:
     """Generate induction-head sequences (Gu and Dao 2023, "Mamba", §E.1).
 
-    The special symbol V − 1 occurs at a random position, and again at the end. The answer at the end is the symbol
-    after the first V − 1.
+    With V symbols, the special symbol V − 1 occurs at a random position, and again at the end. The answer at the end is
+    the symbol after the first V − 1.
     """
     found = blank(rows, length)
     found.symbols.random_(vocab - 1, generator=generator)
@@ -124,8 +124,9 @@ def associative_recall(
 ) -> Questions:
     """Generate associative recall (Ba et al. 2016, "Fast weights", §4.1): pairs, then the key of one pair at the end.
 
-    The answer is the value of this key. Keys and values are symbols from 0 … V − 1. The keys of a sequence are
-    distinct. The positions between the pairs and the last key have 0, or random symbols with `random_filler`.
+    A pair is a key and a value. The answer is the value of the last key. Keys and values are symbols from 0 … V − 1,
+    with V = `vocab`. The keys of a sequence are distinct. The positions between the pairs and the last key have 0, or
+    random symbols with `random_filler`.
 
     >>> found = associative_recall(1, 10, 7, 3, False, Generator().manual_seed(0))
     >>> found.symbols.tolist(), found.answers[0, -1].item()
@@ -147,8 +148,8 @@ def associative_recall(
 def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Generator) -> Questions:
     """Generate selective copying (Poli et al. 2024, §3.1): symbols between blanks, to be repeated in order at the end.
 
-    The blank is the symbol V − 2. A sequence begins with `count` symbols at random positions among blanks. The symbol
-    V − 1 marks the end of the input. `count` blanks follow, at which the answers are the `count` symbols in order.
+    With V symbols, V − 2 is the blank. A sequence begins with `count` symbols at random positions among blanks. The
+    symbol V − 1 marks the end of the input. `count` blanks follow, at which the answers are these symbols in order.
     """
     found = blank(rows, length)
     found.symbols.fill_(vocab - 2)
@@ -182,7 +183,8 @@ class Recall(TaskData):
 
     The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
     of positions from the answer's earlier occurrence to the question, or 0 if there is no question. A sequence may
-    occur twice in a split, but never in two splits: `draw_apart` replaces a sequence by another with as many questions.
+    occur twice in a split, but never in two splits: `draw_apart` replaces such a sequence by another with as many
+    questions.
 
     Args:
         task: mqar, associative_recall, induction or selective_copy.
@@ -190,7 +192,8 @@ class Recall(TaskData):
         length: number of symbols in a sequence.
         pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
         fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
-        filler: for mqar and associative_recall: zero (0 at all other positions, as in the paper "Zoology") or random.
+        filler: symbols at positions without a pair or question, for mqar and associative_recall: zero (the symbol 0, as
+            in the paper "Zoology") or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
         val_size: number of validation sequences.
         test_size: number of test sequences.
@@ -303,7 +306,8 @@ class RecallTask(BlockTask, Classification):
     The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
     the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
     `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
-    symbols. Learned positions beyond the training length keep their random initial values.
+    symbols. All other metrics leave out sequences that are longer than in training. Learned positions beyond the
+    training length keep their random initial values.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.

@@ -92,7 +92,10 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule; momentum, or the first beta, varies too unless the user sets it."""
+    """Return torch's one-cycle schedule. Momentum or the first beta, if any, varies too unless the user sets it.
+
+    If it varies and the run names the optimiser, a note in the task's `metric_notes` says so.
+    """
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
@@ -134,9 +137,10 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 
 
 def warmup_note(task: Any) -> dict[str, str]:
-    """Return a note about the highest learning rate if it is below half the full rate, or the run ended in its warm-up.
+    """Return {"warmup": note} if the run ended in its warm-up, or always had less than half the full learning rate.
 
-    The full learning rate is that of the optimiser; with the schedule noam, the rate at the end of the warm-up.
+    Otherwise, or without warm-up, return {}. The full learning rate is that of the optimiser; with the schedule noam,
+    the rate at the end of the warm-up.
     """
     schedule, steps = task.lr_schedulers(), task.trainer.global_step
     if not (isinstance(schedule, LambdaLR) and task.warmup and steps):

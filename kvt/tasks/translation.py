@@ -66,7 +66,7 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (UNK, PAD, BOS, EOS)  # for unknown words, padding, and the beginning and end of a sentence
 UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
 UNSPACED = ("bo", "km", "lo", "my", "th")  # languages without spaces, for which sacreBLEU has no word tokenizer
-SpacedTokens = list[tuple[str, bool]]  # a sentence: tokens, and whether a space follows the token
+SpacedTokens = list[tuple[str, bool]]  # a sentence: each token, and whether a space follows it
 Pairs = list[tuple[str, str]]
 Pair = tuple[tuple[str, str], list[SpacedTokens]]  # source and target sentence, as texts and as tokens
 Batch = tuple[Tensor, Tensor, Tensor]  # padded sources (B, M), padded targets (B, N), row numbers in the split (B,)
@@ -238,10 +238,11 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
-    Every pair of neighbouring tokens votes on two rules: the left token is joined to every token after it, and the
-    right token is joined to every token before it. A pair without a space votes for both rules, and a pair with a space
-    votes against both. The rule with the most votes is accepted first, and its pairs lose their votes on other rules:
-    the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
+    Every pair of neighbouring tokens without a quotation mark votes on two rules: the left token is joined to every
+    token after it, and the right token is joined to every token before it. A pair without a space votes for both rules,
+    and a pair with a space votes against both. The rule with the most votes is accepted first, and its pairs lose their
+    votes on other rules: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule. This repeats while a rule
+    has more votes for than against it.
 
     Returns two sorted lists: the tokens to join to the token before them, such as "." and "n't"; and the tokens to join
     to the token after them, such as "(".
@@ -380,7 +381,10 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return "loss", with label smoothing, and "ppl", the mean of −log p of the true words, in nats per token."""
+        """Return a dict of "loss", "ppl" and "found", the result of `losses`.
+
+        The loss has label smoothing. "ppl" is the mean of −log p of the true words, in nats per token.
+        """
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -396,7 +400,7 @@ class TranslationTask(BlockTask):
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
         """Return the translations of sentences, by beam search, or by greedy decoding if `beam` is 1.
 
-        The task must be in eval mode. Raises UserError if a sentence is too long for the model.
+        The task must be in eval mode. Raises UserError if a sentence is too long for the model, or `beam` is below 1.
         """
         require_positive(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
