@@ -104,7 +104,7 @@ def bench(
 
 
 def _variant(words: str, kv_heads: int) -> tuple[str, int | None]:
-    """Return an attention with its arguments, and the number of heads of keys and values if --kv_heads applies."""
+    """Return `words`, and the number of key and value heads, or None if --kv_heads does not apply to them."""
     name, settings = parse_attention(words)
     return words, kv_heads if not settings and "kv_heads" in keyword_arguments(find_attention(name)) else None
 
@@ -159,7 +159,7 @@ def quartiles(samples: Sequence[float] | np.ndarray) -> tuple[float, float, floa
 
 
 def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return two functions: a forward pass of x, and a forward and backward pass that discards the gradients."""
+    """Return two functions: a forward pass of x without autograd, and a forward and backward pass without update."""
     wanted = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     gradient = torch.randn_like(x)
 
@@ -177,11 +177,11 @@ def count_flops(call: Callable[[], object]) -> int:
 
 
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
-    """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens.
+    """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens of width d.
 
-    `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd², `kv+pos` has d² + m and nd² + n²m. The
-    formulas omit the product of query and key, the value, and the output. The result is (None, None) for
-    a layer that is no `Attention` or has no logits.
+    `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd². `kv+pos`, with m positional channels, has
+    d² + m and nd² + n²m. The formulas omit the product of query and key, the value, and the output. The result is
+    (None, None) for a layer that is no `Attention` or has no logits.
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -246,7 +246,9 @@ def spread(quartiles: Iterable[float]) -> str:
 
 
 def number(value: float | None, unit: float = 1) -> str:
-    """Format a count with all digits, a measured value with about three digits, and None as an empty string.
+    """Format a number divided by `unit`; None becomes an empty string.
+
+    An int with unit 1 keeps all digits. Other numbers get about three digits.
 
     >>> number(12345), number(12345, 1e6), number(1234.5), number(1.0), number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')

@@ -69,7 +69,7 @@ def generate(
 
     Args:
         ckpt_path: path to a checkpoint of the task characters, human_numbers or language_model.
-        prompt: beginning of the text; default: the most frequent symbol, or for language_model a new document.
+        prompt: beginning of the text; default: the most frequent character or word; for language_model, a new document.
         tokens: largest number of tokens to add: characters, words, or pieces of a tokenizer.
         temperature: sampling temperature; 0 picks the most likely token.
         top_k: number of most likely tokens from which to sample; default: all tokens.
@@ -134,14 +134,16 @@ def maps(
 ) -> None:
     """Draw the attention maps of a trained model for one input, or write a page to explore the maps of several inputs.
 
-    A row of the picture is a layer. A column is a head. A map is bright where the token of a row attends to the token
-    of a column. The title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before the softmax, and the mean
-    entropy of its rows in nats. For images, the picture also shows the attention of the class token to the image.
+    A row of the picture is a layer, and has a map for each head. A map is bright where the token of a row attends to
+    the token of a column. In self-attention, the title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before
+    the softmax. The title also has the mean entropy of the map's rows in nats, or the mean sum of rows that do not sum
+    to 1. For images, the picture also shows the attention of the class token to the image.
 
-    For each token, a ring marks the other token to which it attends most, on average over 256 examples. The command
-    prints one line for each head, with the cycles that the rings form, the symmetric share of W_Q W_Kᵀ, and the
-    eigenvalues of the drawn map; see docs/symmetry.md. With --prompt, there are neither rings nor lines. The last panel
-    of a layer shows the eigenvalues. Causal maps have no such panel, because their eigenvalues are their diagonals.
+    In self-attention, a ring marks, for each token, the other token to which it attends most, on average over 256
+    examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric share
+    of W_Q W_Kᵀ, and the range of the eigenvalues of the drawn map; see docs/symmetry.md. With --prompt, there are
+    neither rings nor lines. The last panel of a layer shows the eigenvalues. Causal maps have no such panel, because
+    their eigenvalues are their diagonals.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
@@ -152,7 +154,7 @@ def maps(
         prompt: text to use in place of an example, for the models of kvt generate. A prompt needs no data.
         html: write an HTML page; its default path is maps.html.
         out: path of the picture, .png, .pdf or .svg, or of the page, .html; default: maps.png.
-        example: number of the validation example; with --html, the number of the first example.
+        example: number of the validation example, from 0; with --html, the number of the first example.
         examples: with --html, the number of examples on the page, at most the size of the validation split.
         data_dir: folder of the data sets; default: the folder that the run used.
         root: new path of the run's data folder, if you moved the folder.
@@ -211,7 +213,8 @@ def runs(*folders: str) -> None:
     """List runs: folder, task, attention, the settings that differ among runs of a task, state, and score.
 
     The score is the validation metric that chooses the best checkpoint of the task. Within a task, the best run is
-    first, and runs without a finite score are last. TensorBoard shows all settings and the curves.
+    first, and runs without a finite score are last. A run without a score shows its error, if any. TensorBoard shows
+    all settings and the curves.
 
     Args:
         folders: folders to search; default: lightning_logs.
@@ -264,7 +267,7 @@ def convert(
         how: how to merge projections. keep_k keeps the key projection. keep_v keeps the value projection. mean averages
             both.
         attn_kwargs: arguments of the new attention, such as --attn_kwargs.attend_self false. --attn_kwargs.kv_heads 1
-            replaces all key and value heads by their mean. All arguments that you do not pass keep their values.
+            replaces all key and value heads by their mean. Other arguments of the new attention keep their values.
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
     """
     from kvt.run.callbacks import AtomicCheckpointIO
@@ -322,7 +325,7 @@ def study_run(
         print_grid: print the YAML file of the grid, to edit it as a grid of your own.
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
         set_: replace axes of the grid in all its tasks, such as --set norm=post lr=[1e-3,1e-4].
-        from_: records, or folders of runs. The command does not train the runs in these folders again.
+        from_: records, or folders of runs. The command does not train runs whose results are in these folders.
     """
     if print_grid:
         return tell("\n".join(system.find_yaml(grid, system.GRIDS).read_text() for grid in grids))
@@ -456,7 +459,10 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
 
 
 def _make(read: Any, root: Path, reports: bool = False, from_: Sequence[str] = (), **how: Any) -> int:
-    """Train the runs, write their reports if `reports`, and print the verdicts; return the number of failed runs."""
+    """Train the runs, write their reports if `reports`, and print the verdicts; return the number of failed runs.
+
+    With `dry_run` or `listed` in `how`, only print the plan or the list, and return 0.
+    """
     from kvt.reports.sections import verdicts
     from kvt.study.outcomes import read_outcomes
     from kvt.study.records import find_outcomes
@@ -478,7 +484,7 @@ def _make(read: Any, root: Path, reports: bool = False, from_: Sequence[str] = (
 
 
 def _targets(grids: Any, root: Path, out: str | None = None) -> list[Path]:
-    """Return the folders of reports; raise UserError if kvt cannot write to one of these folders."""
+    """Return the folders of reports; raise UserError if kvt cannot write to one, or if two are equal."""
     targets = [root / "reports" / grid.report if out is None else user_path(out) for grid in grids]
     for target in targets:
         system.require_folder(target, "--folder" if out is None else "--out")
@@ -561,7 +567,10 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Return the flags that choose a task, a checkpoint or a run, and the other words of the command line."""
+    """Return the parsed `RUN_FLAGS`, --attn and --print_config, and the rest of the command line, which keeps --attn.
+
+    Raises UserError if --resume names no folder of a run, or comes with another one of `RUN_FLAGS`.
+    """
     parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")
@@ -610,7 +619,7 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def execute(name: str, words: Sequence[str]) -> None:
-    """Run the command `name` of `COMMANDS` with the words of the command line."""
+    """Run the command `name` of `COMMANDS` with the rest of the command line, split into words."""
     function, parser = command_parser(name)
     given = parser.parse_args([*words]).as_dict()
     kinds = {name: parameter.kind for name, parameter in signature(function).parameters.items()}
@@ -621,9 +630,9 @@ def execute(name: str, words: Sequence[str]) -> None:
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     """Return the function of the command `name` of `COMMANDS`, and the parser of its flags.
 
-    Each parameter of the function is a flag, except one like `*grids`, which gets the words without a flag. The flag of
-    a list takes several words, the flag of a bool no word. The parameters `from_` and `set_` have the flags --from and
-    --set.
+    Each parameter of the function is a flag, except one like `*grids`, which gets the values without a flag. The flag
+    of a list takes several values, the flag of a bool takes none. The parameters `from_` and `set_` have the flags
+    --from and --set.
     """
     function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")

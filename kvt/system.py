@@ -43,14 +43,15 @@ class UserError(ValueError):
 def mistake_in(error: BaseException) -> UserError | OSError | None:
     """Return an exception if it is a UserError or OSError, else its cause if that is one of them; None otherwise.
 
-    jsonargparse raises a ValueError from some UserErrors. After an OSError, torch.save raises a RuntimeError.
+    jsonargparse raises a ValueError from some UserErrors. torch.save raises a RuntimeError while it handles an OSError,
+    which is then the `__context__`, not the `__cause__`, of the RuntimeError.
     """
     hidden = error.__context__ if type(error) is RuntimeError else error.__cause__
     return next((one for one in (error, hidden) if isinstance(one, UserError | OSError)), None)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Return the error for a `name` that is not in `known`. The message suggests the most similar known name."""
+    """Return the error for a `name` that is not in `known`. The message suggests a similar known name, if any."""
     names = list(known)
     nearest = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -167,7 +168,7 @@ def sha256_of(path: Path) -> str:
 def require_folder(path: Path, flag: str, write: bool = True) -> None:
     """Raise UserError unless `path`, the value of a flag, is a writable folder or can be created.
 
-    With `write=False`, an existing folder need not be writable, but must be readable.
+    With `write=False`, the folder, or its nearest existing parent, need only be readable.
     """
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not (existing.is_dir() and os.access(existing, os.X_OK | (os.W_OK if write else os.R_OK))):
@@ -271,7 +272,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write a note to stderr in the first process of a machine. A signal handler may call `say`: it has no buffer."""
+    """Write a note to stderr in the first process of a machine. Signal handlers may call it: it uses no buffer."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
@@ -303,7 +304,7 @@ def _readable(value: Any) -> str:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command. Exit with 2 after a UserError or OSError, printed in one line; exit with 130 after Ctrl-C."""
+    """Run a command. Exit with 2 after an error that `mistake_in` finds, printed in one line; with 130 after Ctrl-C."""
     sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
     os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed
@@ -332,7 +333,7 @@ def silence_libraries() -> None:
 
 
 class OneLineParser(ArgumentParser):
-    """An argument parser that raises a one-line UserError; for an unknown flag, it suggests the most similar flag."""
+    """An argument parser whose errors are UserErrors of one line. For an unknown flag, it suggests a similar flag."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         message = " ".join(message.split())

@@ -44,8 +44,8 @@ def tune() -> None:
     with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
             ctypes.CDLL(None).mallopt(option, value)  # glibc keeps freed memory: fewer page faults
-    # Lightning sets this variable so that torch counts GPUs without initialising CUDA, after which a process could not
-    # fork. With the variable, every optimiser step searches the disk for NVIDIA's library.
+    # Lightning sets this variable so that torch counts GPUs without initialising CUDA, because a process that has
+    # initialised CUDA cannot fork. With the variable, every optimiser step searches the disk for NVIDIA's library.
     if not has_gpu:
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave "q-kv-deepseek" bfloat16 gradients with a
@@ -72,7 +72,7 @@ def use_threads(number: int | None, parameters: int) -> None:
 
 
 class MetaParameters(TorchFunctionMode):
-    """Context manager: create the tensors of `torch.empty`, and so all parameters, on the meta device, without memory.
+    """Context manager: create tensors of `torch.empty`, such as the weights of `nn.Linear`, on the meta device.
 
     `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
     `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
@@ -84,7 +84,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return versions of packages, the machine's hardware, and the git commit of the code (None if unknown)."""
+    """Return versions of Python and packages, the git commit (None if unknown), the machine, and settings of torch."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},

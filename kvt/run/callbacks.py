@@ -29,12 +29,14 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 class RunCallback(L.Callback):
     """Keeps the history of a run, saves the state that Lightning leaves out of checkpoints, and ends the run.
 
-    * The history has a row for each step at which the run logs metrics. A loss that is not finite ends the run.
-    * The learning rate and the norm of the gradients are logged with the training metrics.
+    * The history has a row for each step at which the run logs metrics. A logged loss that is not finite ends the run.
+    * The learning rate, the norm of the gradients, the training time and the speed are logged every
+      `log_every_n_steps` steps.
     * The training time excludes validation, pictures and checkpoints.
-    * A checkpoint also has the running means since the last log, the metrics that callbacks read, and accumulated
-      gradients. It has no state of random generators, because `Batches` seeds them before each batch.
-    * The run ends with a validation, so that last.ckpt and the result cover the whole training.
+    * A checkpoint also has the history, the training time, the running means since the last log, the metrics that
+      callbacks read, and accumulated gradients. It has no state of random generators, because `Batches` seeds them
+      before each training batch.
+    * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
     * Ctrl-C or a signal of a cluster stops the run after the current step, or after the validation that follows this
       step. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation and end
       of an epoch, and stop after the same step. A second Ctrl-C ends the process at once.
@@ -52,7 +54,7 @@ class RunCallback(L.Callback):
         self.seconds = 0.0
         self.count = 0  # units of the task, such as tokens, that all processes have read
         self.received = 0  # number of the first signal that the run received; 0: none
-        self._read: int | Tensor = 0  # units that this process has read since the last `_tick`; on the device
+        self._read: int | Tensor = 0  # units that this process has read since the last `_tick`
         self._since: float | None = None  # when `seconds` was last updated; None while the clock is stopped
         self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
         self._saved: dict[str, Any] = {}  # the entry "run" of the loaded checkpoint
@@ -145,7 +147,10 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """Add a metric to the history. `Task.record` calls this method."""
+        """Add a metric to the history, and end the run if it is a loss that is not finite. Outside `fit`, do nothing.
+
+        `Task.record` calls this method.
+        """
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -175,9 +180,9 @@ class RunCallback(L.Callback):
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Add the time since the last call to `seconds`, and the units read since then to `count`.
+        """Add the time since `_since` to `seconds`, and `_read`, summed over all processes, to `count`; reset both.
 
-        Waits for the work of a GPU. If `goes_on` is False, the clock stops.
+        Waits for the work of a GPU. If `goes_on` is False, the clock stops until the next training batch.
         """
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
@@ -206,8 +211,8 @@ class RunCallback(L.Callback):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint IO that writes a temporary file beside the path, and renames the file when it is complete.
 
-    Lightning writes to the system's folder for temporary files first. If that folder is on another disk, a killed
-    process leaves half a checkpoint at the path of the last complete checkpoint.
+    Lightning first writes to the system's folder for temporary files, and then moves the file. Between two disks, the
+    move is a copy, and a process that is killed during the copy leaves half a checkpoint at the path.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -227,7 +232,7 @@ class Best(ModelCheckpoint):
     run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score of a resumed run, whose folder may have been moved."""
+        """Restore the best score of a resumed run, whose folder may have been moved; in a new run, restore nothing."""
         path = os.path.join(str(self.dirpath), "best.ckpt")
         if self.run.resumes and state_dict["best_k_models"]:
             paths = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}
@@ -258,7 +263,7 @@ class Last(ModelCheckpoint):
 
 
 class Lines(L.Callback):
-    """Prints a line after each epoch, and after each validation within an epoch, above the progress bar if any."""
+    """Prints a line of metrics after each epoch and each validation within an epoch, above the progress bar if any."""
 
     printed = -1  # step of the last line; a validation and the end of an epoch at one step print one line
 

@@ -1,4 +1,4 @@
-"""`KvtCLI`: the Lightning CLI with a task's YAML file, short flags (--lr for --model.lr) and errors of one line."""
+"""`KvtCLI`: a `LightningCLI` that starts from a configuration, with short flags (--lr for --model.lr)."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from kvt.tasks.datamodule import classes_of
 from kvt.tune import tune
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
-"""The Trainer settings for which kvt has other defaults than Lightning."""
+"""Trainer settings, except logger, for which kvt has other defaults than Lightning."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
-"""Trainer settings that must be positive. The Trainer accepts other values."""
+"""Trainer settings that must be positive if they are numbers. The Trainer itself also accepts other numbers."""
 LOGGERS = ("tensorboard", "csv", "none")
 """The names that --logger accepts."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
@@ -51,7 +51,7 @@ HELP = {
 
 
 class KvtCLI(LightningCLI):
-    """Parses a configuration and the words of a command line, and makes data and task: `datamodule` and `model`.
+    """Parses a configuration and flags of a command line, and makes data and task: `datamodule` and `model`.
 
     `kvt.run.fit.make_trainer` makes the Trainer.
 
@@ -59,7 +59,7 @@ class KvtCLI(LightningCLI):
         config: the configuration, in the form of config.yaml.
         words: flags, which override the configuration.
         checkpoint: the checkpoint from which `config` was read, if any.
-        texts: prog and description for --help.
+        texts: prog, usage and description for --help.
 
     Attributes:
         content: the configuration with all settings, as in config.yaml.
@@ -85,7 +85,7 @@ class KvtCLI(LightningCLI):
         self.config, self.content = parse(parser, self.given, args)
 
     def instantiate_classes(self) -> None:
-        """Make data and task. `LightningCLI` would also make the Trainer, but its callbacks need both first."""
+        """Make data and task. `LightningCLI` would also make the Trainer, whose callbacks depend on the task."""
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule, self.model = self.config_init.data, self.config_init.model
         self.model.run_config = self.content
@@ -98,10 +98,10 @@ class Parser(OneLineParser, LightningArgumentParser):
 
 
 def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
-    """Return a parser of the settings of the Trainer, of the task, of its data and of the optimiser.
+    """Return a parser of all settings of a run.
 
     Args:
-        classes: the class of the task, "model", and of its data, "data"; or no class.
+        classes: the class of the task, "model", and of its data, "data"; empty: no settings of task and data.
         texts: prog, usage and description for --help.
     """
     parser = Parser(exit_on_error=False, allow_abbrev=False, **texts)
@@ -138,7 +138,7 @@ def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
 def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Namespace, Config]:
     """Return parsed settings, and all settings in the form of config.yaml.
 
-    Raises UserError for values of a wrong type, and for some values that the Trainer accepts but kvt does not.
+    Raises UserError for unknown settings, values of a wrong type, and values that kvt does not accept.
 
     Args:
         parser: the parser.
@@ -161,7 +161,11 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section, as plain data, without default arguments of the optimiser and of callbacks."""
+    """Return settings by section, as plain data.
+
+    The result lacks --config, the settings `model.spec` and `data.seed`, which follow from others, and those arguments
+    of the optimiser and of callbacks that equal their defaults.
+    """
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)
@@ -180,17 +184,20 @@ def _known_parser(**classes: Any) -> Parser:
 
 
 def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
-    """Return a configuration with the defaults of all settings that it lacks, and values of their declared types."""
+    """Return `config`, overridden by flags, with defaults for missing settings, and values of their declared types.
+
+    Raises UserError like `parse`.
+    """
     return parse(_known_parser(**classes_of(config)), config, words)[1]
 
 
 def default_settings(classes: Mapping[str, Any]) -> Config:
-    """Return the defaults of all settings by section."""
+    """Return the defaults of all settings of a run by section. `classes` has the classes of task and data."""
     return by_section(_known_parser(**classes).get_defaults())
 
 
 def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return settings by section, with values of their declared types. `settings` has the names of flags, such as lr.
+    """Return settings by section, with values of their declared types. Keys of `settings` are names of flags: lr.
 
     Raises UserError for an unknown name, and for a value of a wrong type.
     """
@@ -209,7 +216,7 @@ def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> C
 
 
 def without_defaults(named: Any) -> Any:
-    """Remove arguments that equal defaults from a class, {"class_path": …, "init_args": …}, or a list of classes."""
+    """Return a class, {"class_path": …, "init_args": …}, or a list of classes, with only non-default arguments."""
     if isinstance(named, list):
         return [*map(without_defaults, named)]
     given, defaults = named.get("init_args", {}), arguments(resolve_name(named["class_path"]))

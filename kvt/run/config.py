@@ -1,6 +1,6 @@
 """`RunConfig`, the configuration of a run as plain data, with the content of the run's config.yaml.
 
-The module does not import torch, which takes seconds. Functions that parse settings or find classes import it.
+The module does not import torch, because that takes seconds. Functions that parse settings or find classes do.
 """
 
 import hashlib
@@ -17,24 +17,25 @@ from kvt.run.sections import BUILT, GROUPS, ORDER, OTHERS, PARTS, TRAINER, Confi
 from kvt.system import CONFIGS, UserError, arguments, find_yaml, parse_yaml, unknown, yaml_names
 
 NOT_COMPARED = ("data.data_dir",)
-"""The settings that `RunConfig.flat` leaves out, because they depend on the machine."""
+"""Settings of the data that `RunConfig.flat` leaves out because they depend on the machine."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run, with the content of its config.yaml as plain data.
 
-    `flat` has the settings by which runs are compared, by name. `name` is a hash of those that differ from defaults.
+    `flat` has the settings by which runs are compared. `name` is a hash of the classes, the seed, and the settings in
+    `flat` that differ from their defaults.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
         data: class and settings of the data, {"class_path": "kvt.tasks.DigitLists", "init_args": {"length": 16, …}}.
         trainer: settings of the Lightning Trainer; a missing setting has its default.
         seed_everything: the seed of the split, the initialisation, the order of batches and all randomness of training.
-        compile: whether torch compiles the model.
+        compile: whether torch.compile compiles the model.
         threads: number of CPU threads; None: one for a model with less than a million parameters, else torch's number.
         optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None: Adam.
-        ckpt_path: the checkpoint from which training continues; None: training begins with new weights.
+        ckpt_path: the checkpoint to measure, or to start training from; None: training begins with new weights.
     """
 
     model: dict[str, Any]
@@ -79,14 +80,14 @@ class RunConfig:
 
     @property
     def classes(self) -> dict[str, Any]:
-        """The classes of the task and its data, imported."""
+        """A dict of the imported classes of the task, "model", and of its data, "data"."""
         from kvt.tasks.datamodule import classes_of
 
         return classes_of(vars(self))
 
     @property
     def flat(self) -> dict[str, Any]:
-        """A dict of the settings by which runs are compared, by name: "seed", "model.class", "model.dim"."""
+        """The settings by which runs are compared: a dict with keys such as "seed", "model.class" and "model.dim"."""
         from kvt.tasks.datamodule import as_recorded
 
         data = {**self.data, "init_args": as_recorded(self.data["class_path"], self.data["init_args"])}
@@ -94,7 +95,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings of `flat`, with the values of config.yaml unchanged. This property imports no class."""
+        """Like `flat`, but with settings of the data exactly as in config.yaml. This property imports no class."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
@@ -106,21 +107,22 @@ class RunConfig:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the settings in `flat`, without the seed and the classes."""
+        """The defaults of the settings of task, data and Trainer in `flat`, without the classes."""
         return _defaults(self.model["class_path"], self.data["class_path"])
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings in `flat` that differ from their defaults, and always the seed and the classes."""
+        """The seed, the classes, and those settings in `flat` whose values are neither the default nor {}."""
         usual = self.defaults
         return {name: value for name, value in self.flat.items() if value not in ({}, usual.get(name))}
 
     @property
     def name(self) -> str:
-        """The run's name: 12 hexadecimal digits of a hash of the settings that differ from their defaults.
+        """The run's name: 12 hexadecimal digits of a hash of `asked`.
 
-        A new argument with a default does not rename runs. If a later version of kvt changes a default, the name stays
-        the same, and `differences` reports the change, because config.yaml stores every value.
+        A new argument with a default does not rename runs. If a later version of kvt changes a default, a configuration
+        with the default keeps its name. `differences` from the config.yaml of an earlier run reports the change,
+        because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)}
@@ -132,8 +134,9 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        If one configuration lacks a setting, the default counts as its value: a later version of kvt added the setting,
-        with a default that does not change results. The method does not import the classes of `other`.
+        If one configuration lacks a setting, the setting's default counts as its value, because a later version of kvt
+        may have added the setting, with a default that does not change results. The method imports no class of `other`
+        from outside kvt.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         names = sorted(ours.keys() | theirs.keys())
@@ -150,7 +153,7 @@ class RunConfig:
         return self.merged(typed_settings(self.classes, settings))
 
     def merged(self, sections: Mapping[str, Any]) -> "RunConfig":
-        """Return a copy in which the settings in `sections`, by section, replace the settings of `self`."""
+        """Return a copy with the settings in `sections`, such as {"model": {"dim": 32}, "seed_everything": 1}."""
         parts: dict[str, Any] = {name: sections[name] for name in OTHERS if name in sections}
         for name in {*BUILT} & sections.keys():
             part = getattr(self, name)
@@ -161,7 +164,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """The name of the attention, "attn", and the import paths of task and data, "model" and "data"."""
+        """A dict: "attn" is the name or import path of the attention, "model" and "data" those of task and data."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
@@ -217,9 +220,9 @@ def in_short(value: Any) -> Any:
 def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:
     """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
 
-    A class in `named`, by section, replaces the class in the files. Of the settings in the files, it gets those that
-    its constructor has as arguments. Raises UserError if a file does not exist, is not YAML or has unknown sections,
-    and if a class is missing.
+    `named` maps a section to the import path of a class, or to None. Such a class replaces the class in the files, and
+    gets only those settings in the files that are arguments of its constructor. Raises UserError if a file does not
+    exist or has no valid configuration, and if a class is missing.
     """
     config: Config = {"trainer": {}, **{section: {"init_args": {}} for section in BUILT}}
     for file in files:

@@ -46,7 +46,7 @@ class Result:
         metrics: the first entries of result.json: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
         history: a row for each step with logged metrics.
         folder: the folder with config.yaml, result.json, history.csv and checkpoints; None with --fast_dev_run.
-        checkpoint: path of the best checkpoint by the task's `monitor`; None if the run saved no checkpoint.
+        checkpoint: path of the best checkpoint by the task's `monitor`; None if the run saved no best checkpoint.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -70,13 +70,16 @@ def train(
 ) -> Result:
     """Train, test the best checkpoint, and return the result.
 
-    If a signal stops the run, the function prints how to resume the run, and exits with 128 + the signal's number.
+    If a signal stops the run, the function prints how to resume the run, or that nothing was saved, and exits with
+    128 + the signal's number.
 
     Args:
         config: the run's configuration, or a parsed command line.
         folder: folder for the run's files; default: a new lightning_logs/<task>/<attn>/version_N.
-        resume: whether to continue from last.ckpt in the folder; the result is the same as without the stop.
-        test: whether to test the best checkpoint if the data have a test split.
+        resume: whether to continue from checkpoints/last.ckpt in the folder, if this file exists; the result is the
+            same as without the stop.
+        test: whether to test the best checkpoint, or the final weights if there is none. A run that has diverged, or
+            whose data have no test split, is not tested.
         callbacks: further Lightning callbacks.
         quiet: whether to draw no pictures, print no line with the folder, and keep Lightning's messages, as a worker
             of a study does for its log.
@@ -110,9 +113,9 @@ def train(
             added += [best, Last(place, "last", save_on_exception=True, save_on_train_epoch_end=each_epoch, **how)]
         purge_step = steps + 1 if resume else None
         trainer = make_trainer(cli, [*callbacks, *added], path, path if writes else None, purge_step)
-        # The Trainer converts a model to its precision only after `WeightAveraging` has copied the weights and after it
-        # has loaded a checkpoint, so kvt converts earlier, but not to half precision: averages and checkpoints stay
-        # float32, which represents half-precision numbers exactly.
+        # The Trainer converts a model to its precision only after `WeightAveraging` has copied the weights and after a
+        # checkpoint has been loaded. kvt converts the model before both, so that float64 weights are not rounded. Half
+        # precision does not need this: float32 weights represent half-precision numbers exactly.
         if not isinstance(trainer.precision_plugin, HalfPrecision):
             trainer.precision_plugin.convert_module(task)
         if cli.content["compile"]:
@@ -132,7 +135,7 @@ def train(
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
             trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
-            # a resumed run may have ended its training, and still needs its result
+            # a resumed run may have ended its training before the stop: it trains no step, but needs its result
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
@@ -150,14 +153,17 @@ def train(
 def _result(
     cli: KvtCLI, trainer: L.Trainer, run: RunCallback, best: Best | None, started: datetime, test: bool
 ) -> Result:
-    """Test the best checkpoint of a run that has ended, and write the result."""
+    """Test a run that has ended, unless `test` is false, it has diverged, or there is no test split; write its result.
+
+    Return the result; in all processes but the first, an empty one.
+    """
     task, data = cli.model, cli.datamodule
     saved = Checkpoint(best.best_model_path) if best and best.best_model_path else None
     metrics = dict(saved.saved["metrics"]) if saved else {}
     if test and "test" in data.splits and not run.diverged:
         if saved:
             saved.load_weights(task)
-        trainer.loggers, loggers = [], trainer.loggers  # `save_results` logs the scores
+        trainer.loggers, loggers = [], trainer.loggers  # not the test, but `save_results` logs the scores
         for scores in trainer.test(task, data, verbose=False):  # none with --limit_test_batches 0
             metrics |= scores
         trainer.loggers = loggers
@@ -169,17 +175,17 @@ def _result(
 
 
 def validate(cli: KvtCLI) -> None:
-    """Measure the run's checkpoint on the validation data, and print the metrics."""
+    """Measure the checkpoint `cli.start` on the validation data, and print the metrics."""
     _load(cli, "validate")[1].validate(cli.model, cli.datamodule)
 
 
 def test(cli: KvtCLI) -> None:
-    """Measure the run's checkpoint on the test data, and print the metrics."""
+    """Measure the checkpoint `cli.start` on the test data, and print the metrics."""
     _load(cli, "test")[1].test(cli.model, cli.datamodule)
 
 
 def predict(cli: KvtCLI) -> Path | None:
-    """Write predictions of the run's checkpoint to a CSV, and return its path; with --fast_dev_run, do neither.
+    """Write predictions of the checkpoint `cli.start` to a CSV, and return its path; with --fast_dev_run, do neither.
 
     The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
     predictions-<stem>.csv beside the checkpoint.
@@ -199,7 +205,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing. Lightning's profiler creates a generator in each of about 150 calls a step."""
+    """A profiler that does nothing. Lightning's `PassThroughProfiler` creates a generator in about 150 calls a step."""
 
     nothing = nullcontext()
 
@@ -218,13 +224,13 @@ def make_trainer(
     """Return the Trainer of a run.
 
     kvt passes all settings to the Trainer, because the Trainer reads missing settings from environment variables such
-    as PL_TRAINER_PRECISION.
+    as PL_TRAINER_PRECISION. Raises UserError if the Trainer rejects a setting.
 
     Args:
         cli: the parsed settings.
         callbacks: the callbacks after those of the configuration.
         root: the Trainer's `default_root_dir`.
-        folder: the run's folder, into which the loggers write; None: no loggers.
+        folder: the run's folder, into which the TensorBoard and CSV loggers write; None: no loggers.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
             the run logged before. None: the run is new.
         changes: settings that replace those of the configuration.
@@ -232,7 +238,7 @@ def make_trainer(
     loggers: list[Logger] = []
     named = [] if folder is None else cli.config_init.trainer["logger"]
     for one in named if isinstance(named, list) else [named]:
-        if one in ("tensorboard", True, None):  # the folder of this logger is save_dir / name / version
+        if one in ("tensorboard", True, None):  # this logger writes to save_dir / name / version
             how: dict[str, Any] = {"default_hp_metric": False, "purge_step": purge_step}
             loggers.append(TensorBoardLogger(folder.parent, "", folder.name, **how))
         elif one == "csv":
@@ -243,14 +249,14 @@ def make_trainer(
     settings = {**cli.config_init.trainer, "logger": loggers, "default_root_dir": str(root), **changes}
     settings["profiler"] = settings["profiler"] or NoProfiler()
     own, limit = settings["callbacks"] or [], settings.pop("max_time")
-    # the timer comes before `RunCallback`, which validates at the end
+    # the timer comes before `RunCallback`, which adds a final validation when the timer has stopped the run
     asked = [*([] if limit is None else [theirs.Timer(limit)]), *(own if isinstance(own, list) else [own]), *callbacks]
     if settings["enable_progress_bar"] is not False and not any(isinstance(one, theirs.ProgressBar) for one in asked):
         settings["enable_progress_bar"] = bool(sys.stdout and sys.stdout.isatty())
         asked.append(Lines())
         if settings["enable_progress_bar"]:
             asked.append(theirs.TQDMProgressBar(refresh_rate=20))
-    if SLURMEnvironment.detect() and not settings["plugins"]:  # kvt's runs resume by --resume alone
+    if SLURMEnvironment.detect() and not settings["plugins"]:  # no requeueing: runs resume by --resume alone
         settings["plugins"] = [SLURMEnvironment(auto_requeue=False)]
     try:
         trainer = L.Trainer(**{**settings, "callbacks": asked})
@@ -264,8 +270,8 @@ def make_trainer(
 def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bool) -> Path:
     """Return the path of a run's folder; raise UserError if `folder` has a run and `resume` is False.
 
-    If `folder` is None, make the folder version_N with the next free N. Two runs that start at once get different
-    folders. A process that writes nothing gets the parent of this folder.
+    If `folder` is None and `writes` is true, make and return a folder version_N with the next free N. Two runs that
+    start at once get different folders. If `folder` is None and `writes` is false, return the parent of such folders.
     """
     if folder is not None:
         path = user_path(folder).resolve()
@@ -283,7 +289,7 @@ def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bo
 
 
 def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
-    """Return whether training continues from a checkpoint; else load only its weights.
+    """Return whether training continues from a checkpoint; if not, load its weights into the task.
 
     Raises UserError if the checkpoint does not fit the run.
     """
@@ -296,7 +302,10 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
 
 def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Read the data, load the weights of the run's checkpoint into the task, and return checkpoint and Trainer."""
+    """Read the data, load the weights of `cli.start` into the task, and return checkpoint and Trainer.
+
+    Raises UserError if there is no checkpoint, or if it does not fit the settings or the data.
+    """
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule
@@ -315,7 +324,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes, by setting, about limits and early stopping that affect the `metrics`."""
+    """Return notes on settings that limit the data of `metrics`, by setting, and on early stopping, "stopped"."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")

@@ -8,16 +8,19 @@ from filelock import FileLock, Timeout
 
 LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"
-"""The checkpoint for resuming a run.
+"""Path, in a run's folder, of the checkpoint from which the run resumes.
 
-The file exists after the first stop, or the first validation; without validation, after the first epoch.
+A run writes this file when a signal stops it, and after each validation, or after each epoch if it never validates.
 """
 BEST = "checkpoints/best.ckpt"
-"""The best checkpoint by validation. The file exists after the first validation."""
+"""Path, in a run's folder, of the best checkpoint by validation.
+
+The file exists after the first validation, unless the run has diverged before.
+"""
 
 
 def empty(folder: Path) -> None:
-    """Delete all files in a run's folder except the lock."""
+    """Delete everything in a run's folder except the lock."""
     for path in folder.iterdir():
         if path.name != LOCK:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -26,14 +29,14 @@ def empty(folder: Path) -> None:
 def locked(folder: Path) -> FileLock:
     """Create a run's folder if it does not exist, and return its lock, a context manager.
 
-    A process may lock a folder several times. Entering raises `Timeout` while another process holds the lock.
+    A process may enter the lock several times. Entering raises `Timeout` while another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / LOCK, timeout=0, is_singleton=True, thread_local=False)
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether a process uses a run's folder."""
+    """Return whether a process holds the lock of a run's folder; False if that cannot be tested."""
     try:
         with FileLock(folder / LOCK, timeout=0) if (folder / LOCK).exists() else nullcontext():
             return False

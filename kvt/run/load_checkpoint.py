@@ -1,4 +1,4 @@
-"""Loads models from checkpoints as plain data: loading a file runs no code of the file.
+"""Loads models from checkpoints. A checkpoint is read as plain data, so that no code in the file runs.
 
 A checkpoint names the classes of its task, its data and its attention. kvt imports a class only if the class is part
 of kvt or torch.optim, or if the user also names the class.
@@ -48,14 +48,15 @@ class Checkpoint:
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """The content of the checkpoint, by Lightning's keys and the key "config"."""
+        """The content of the checkpoint: a dict with Lightning's keys, and keys of kvt such as "config"."""
         return read_checkpoint(self.path)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return {"class_path": …, "init_args": …} of the task (name "model") or of the data (name "data").
 
-        Raises UserError for a class, or an attention, that is neither part of kvt nor in `named`; and if the checkpoint
-        lacks the section, or names a class in its settings.
+        Settings of the data that are None get the values that the run has measured. A `data_dir` that does not exist is
+        left out. Raises UserError if the checkpoint lacks the section, if its class or attention is neither part of kvt
+        nor in `named`, if `named` has another class, or if a setting names a class.
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
@@ -80,10 +81,11 @@ class Checkpoint:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run, with the Trainer settings that may change the result, except the accelerator.
+        """The configuration of the run: task, data, seed, optimiser, and the settings in `TRAINER`.
 
-        It lacks callbacks, and an optimiser from outside torch.optim. The user must name them again: kvt imports no
-        class from outside kvt and torch.optim only because a file names it.
+        It lacks the accelerator, callbacks, and an optimiser that is not from torch.optim or has an argument that names
+        a class. The user must name callbacks and such an optimiser again, because a checkpoint alone must not make kvt
+        import them.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
         read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}
@@ -94,7 +96,10 @@ class Checkpoint:
         return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task in eval mode; raise UserError if the task is no `kind`, or its weights do not fit."""
+        """Return the trained task in eval mode.
+
+        Raises UserError like `section`, and if the task is no `kind` or its weights do not fit.
+        """
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
@@ -128,7 +133,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether training can continue from the checkpoint. Some checkpoints, as in the zoo, have weights only."""
+        """Whether training can continue from the checkpoint. Checkpoints in the folder zoo have weights only."""
         return "optimizer_states" in self.saved
 
     def load_weights(self, task: Task) -> None:
@@ -144,9 +149,9 @@ class Checkpoint:
         return self.saved.get("datamodule_hyper_parameters", {}).get("content")
 
     def require_same(self, config: Config, sections: Sequence[str], free: Collection[str] = ()) -> None:
-        """Raise UserError if a setting in the given sections of a configuration differs from the checkpoint's.
+        """Raise UserError if `config` and the checkpoint differ in the seed, or in a class or setting in `sections`.
 
-        `free` has the names of settings that may differ.
+        Settings that only one of them has are not compared. `free` has the names of settings that may differ.
         """
         for section in (one for one in sections if one in self.saved["config"]):
             parts = [whole.get(section) or {} for whole in (self.saved["config"], config)]
@@ -170,7 +175,7 @@ class Checkpoint:
         return UserError(f"{self.path}: {reason}")
 
     def _make(self, section: str, given: Mapping[str, Any], **of_run: Any) -> Any:
-        """Return the task or the data, with `given` settings, and those arguments in `of_run` that the class has."""
+        """Return the task or the data. `given` replaces settings. Of `of_run`, only arguments of the class are used."""
         part = self.section(section)
         cls = section_class(section, part["class_path"])
         return cls(**part["init_args"] | given, **{name: of_run[name] for name in of_run if name in arguments(cls)})

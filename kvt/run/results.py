@@ -1,4 +1,4 @@
-"""Writes the results of a run: result.json, history.csv, predictions.csv, and hyperparameters in TensorBoard."""
+"""Writes the results of a run: result.json, history.csv, predictions.csv, and settings and scores in loggers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from kvt.tune import environment
 
 
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
-    """Return the settings that loggers show. All runs of a task have the same names of settings.
+    """Return the settings that loggers show. Their names are the same in all runs of a task.
 
     Mappings and lists become text. TensorBoard's table would show the entries of a mapping only for a single run.
     """
@@ -37,7 +37,7 @@ def save_results(
     started: datetime,
     trainer: L.Trainer,
 ) -> dict[str, Any]:
-    """Log scores and notes, write result.json and history.csv into the run's folder, and return the printed summary.
+    """Log scores and notes, write result.json and history.csv if the run has a folder, and return the run's summary.
 
     TensorBoard's table of hyperparameters shows only settings and scores that are logged in the same call.
     """
@@ -82,7 +82,9 @@ def save_results(
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with one line for each example. Floats are rounded to four decimals. A list fills one cell.
+    """Write a CSV with a heading and one line for each example. Floats are rounded to four decimals.
+
+    If a tensor has several numbers for an example, their list fills one cell.
 
     Args:
         path: path of the CSV.

@@ -16,7 +16,7 @@ from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
-Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping sets several settings
+Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping may set several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
 ATTENTIONS = "attentions of one scale alone"
 OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")  # the settings of a task that make up `Run.attention`
@@ -24,13 +24,13 @@ FULL = "paper"  # the scale with which other scales are compared
 ONLY = "full"  # the scale of a grid without the key `scales`
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse the values
-Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes
-Columns = dict[str, Settings] | list[str] | None  # settings of each column's runs; or tasks, a column each; None: all
+Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes; or names of tasks
+Columns = dict[str, Settings] | list[str] | None  # column: settings of its runs; or tasks as columns; None: all tasks
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. Its tasks and seeds replace those of the grid. Its axes replace axes of the same name."""
+    """A scale of a grid. Tasks and seeds, if given, replace those of the grid; axes replace axes of the same name."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -40,7 +40,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class ClaimsEntry:
-    """Claims about a column or pool of a table at one scale. Differences below `margin`, in points, count as equal."""
+    """Pairs of attentions to compare in a column or pool of a table, at one scale.
+
+    Differences below `margin`, in points, count as equal.
+    """
 
     scale: str
     column: str
@@ -65,7 +68,7 @@ class TableEntry:
 
     @property
     def published_pairs(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """The published means, each with the standard deviation over settings, NaN if it is unknown."""
+        """By attention and column: the published mean, and the standard deviation over settings, NaN if unknown."""
         return {
             attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -129,7 +132,11 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings that a value of an axis sets, with the right types; a mapping sets several settings."""
+        """Return the settings that a value of an axis sets, with values of their declared types.
+
+        A mapping sets several settings unless it is the value of one setting, such as `optimizer`. Raises UserError for
+        an unknown setting, and for a value that a setting does not accept.
+        """
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -144,7 +151,7 @@ class TaskFile:
         return {name: {**parts, "optimizer": changed.optimizer}[name] for name in settings}
 
     def config(self, settings: Mapping[str, Any], seed: int) -> RunConfig:
-        """Return a run's configuration with these parsed settings."""
+        """Return the configuration of a run with a seed, and with settings that `value` has returned."""
         sections: dict[str, Any] = {"seed_everything": seed}
         for name, value in settings.items():
             section = self.section_of[name]
@@ -165,7 +172,7 @@ class Run:
 
     @cached_property
     def size(self) -> int:
-        """Width × depth × length × epochs, to which the time of a task's run is roughly proportional."""
+        """dim × depth × length × epochs (1 if unknown), to which the time of a task's run is roughly proportional."""
         return abs(prod(self.value(name) or 1 for name in ("dim", "depth", "length", "max_epochs")))
 
     @property
@@ -332,10 +339,10 @@ def _find_task(grid: Path, task: str) -> Path:
 
 
 def _scale_diff(ours: Sequence[Run], full: Sequence[Run]) -> ScaleDiff:
-    """Return the settings whose values differ between a scale and the full scale, with the values at both scales.
+    """Return the settings whose values differ between a scale and the scale `FULL`, with the values at both scales.
 
-    A key is "<task>: <setting>", "study: seeds" or "study: tasks". The pair of "<task>: <ATTENTIONS>" has the
-    attentions that exist in only one of the two scales.
+    A key is "<task>: <setting>", "study: seeds" or "study: tasks". The key "<task>: " + `ATTENTIONS` has the attentions
+    that only this scale has, and those that only `FULL` has.
     """
 
     def values(name: str, task: str | None = None) -> tuple[list[Any], list[Any]]:

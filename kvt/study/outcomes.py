@@ -17,7 +17,7 @@ from kvt.system import UserError, one_line, parse_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
-REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # unused settings in runs of version 0.1
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # version 0.1 had these, without effect
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
@@ -63,7 +63,7 @@ def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
 
 
 def read_outcome(folder: Path, wanted: RunConfig | None = None) -> Outcome:
-    """Return a run's outcome, read from its folder; `FAILED` with the file's name if a file is damaged.
+    """Return a run's outcome, read from its folder. A run with a damaged file is `FAILED`; `message` names the file.
 
     A run whose configuration is not `wanted` is `FAILED`, too: a default of kvt has changed since, or the folder is a
     copy of another run's.
@@ -93,7 +93,7 @@ def _read(folder: Path) -> Outcome:
 
 
 def ended(result: Any, history: pd.DataFrame | None) -> Outcome:
-    """Return the outcome of a run from the content of its result.json."""
+    """Return the outcome of a run from the content of its result.json; ValueError if it lacks one of `REQUIRED`."""
     if missing := [key for key in REQUIRED if key not in result]:
         raise ValueError(f"{missing[0]} is missing")
     state = State.DIVERGED if "diverged" in result else State.FINISHED

@@ -54,10 +54,10 @@ def find_outcomes(
 ) -> dict[str, list[Outcome]]:
     """Return the outcomes of each run by name, read from folders that contain runs or records at any depth.
 
-    A result belongs to the run with the same configuration. Equal results of a run count once. The outcomes in `known`
-    come first. The result of a run that continued from a checkpoint belongs to no run. Damaged runs are
-    left out, with a printed note. Raises UserError if a folder does not exist, or if the folders have no result of the
-    runs.
+    A result belongs to the run with the same `RunConfig.name`. Equal results of a run count once. The outcomes in
+    `known` come first. The result of a run with a `ckpt_path` belongs to no run. Damaged runs are left out,
+    with a printed note. Raises UserError if a folder does not exist, if a record is damaged, or if there are folders
+    but no results of the runs.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
@@ -89,8 +89,9 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
     """Add results of a grid, from folders of runs and from other records, to a record; return a line with counts.
 
-    Rows have the order of the grid. Rows of runs that are no longer in the grid come last. If there are no new results,
-    no file is written.
+    The function makes a new record if `folder` has none. Rows have the order of the grid. Rows of runs that are no
+    longer in the grid come last. If there are no new results, the record is not written. Raises UserError if the record
+    is damaged, or belongs to another grid or scale.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of result.json from the cells of a row, without Trainer settings that are defaults."""
+    """Return the entries of result.json that the cells of a row have. "config" lacks default Trainer settings."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
@@ -142,7 +143,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of an outcome's row, without the columns in `FIRST`."""
+    """Return the cells of an outcome's row, without the columns in `FIRST` and default Trainer settings."""
     settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
     found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():
@@ -177,7 +178,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Reduce the rows with training metrics alone to at most `POINTS`; keep all other rows, which tables use."""
+    """Return a history with at most `POINTS` of the rows with training metrics alone, and all other rows."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat([history[measured], thinned(history[~measured], POINTS)]).sort_index()
@@ -185,7 +186,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON, but a printable string that is not JSON unchanged."""
+    """Return a value as JSON, but a non-empty, printable string that is not JSON unchanged."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

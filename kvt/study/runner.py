@@ -38,11 +38,11 @@ def make_runs(
     listed: bool = False,
     recorded: Outcomes | None = None,
 ) -> int:
-    """Train the runs that are neither done nor recorded, as `kvt study run` does; return how many runs failed.
+    """Train the runs that are neither done nor recorded, as `kvt study run` does; return the number of failed runs.
 
-    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records. With `listed`, the
-    function lists the runs with their states instead of training. The other arguments are flags of the command. With
-    `dry_run` or `listed`, the result is 0.
+    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. With
+    `listed`, the function lists the runs with their states instead of training. The other arguments are flags of the
+    command. The number includes runs that failed before and are not retried. With `dry_run` or `listed`, it is 0.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -114,7 +114,7 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Return the test metrics of a finished run, or else the validation metrics, and the seconds of training."""
+    """Return as text the test metrics of a run, or else its validation metrics, and the seconds of training."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{result['seconds']:.0f} s"])
@@ -138,8 +138,8 @@ class Times:
     def left(self, runs: Iterable[Run], workers: int) -> str:
         """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30".
 
-        The time of a run is the mean time of the known runs of the nearest size, scaled by size: known runs of its
-        task, or else of any task. Return "unknown time" if no run is known.
+        The time of a run is the mean time of the known runs of the nearest size, scaled by size. These are runs of the
+        same task, or of any task if no run of the task is known. Return "unknown time" if no run is known.
         """
         seconds = 0.0
         for (task, size), count in Counter((run.task, run.size) for run in runs).items():

@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 def execute(job: Job) -> None:
-    """Train or resume a run, unless it has ended or another process trains it. Write its error to error.txt."""
+    """Train or resume a run, unless it has ended or another process trains it. If training fails, write error.txt."""
     with suppress(Timeout), locked(job.folder):
         if read_outcome(job.folder, job.config).state not in TERMINAL:
             try:
@@ -46,7 +46,10 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Delete error.txt of a failed run, and all its files if one is damaged or belongs to another configuration."""
+    """Delete error.txt of a failed run, and all its files if one is damaged or belongs to another configuration.
+
+    If another process uses the folder, delete nothing.
+    """
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -54,7 +57,7 @@ def forget(folder: Path, config: RunConfig) -> None:
 
 
 def train_job(job: Job) -> None:
-    """Train a run, or resume it from its last checkpoint."""
+    """Train a run, or resume it from its last checkpoint; then delete this checkpoint."""
     data = {"data_dir": job.data_dir} if "data_dir" in arguments(job.config.classes["data"]) else {}
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = (job.folder / LAST).is_file()
@@ -66,7 +69,7 @@ def train_job(job: Job) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return an error's message in one line. Add the type of the error unless a mistake of the user caused it."""
+    """Return the message of a mistake of the user, or the type and message of another error, in one line."""
     return " ".join(str(mistake_in(error) or f"{type(error).__name__}: {error}").split())
 
 
@@ -79,8 +82,8 @@ def write_error(folder: Path, message: str, trace: str = "") -> None:
 class LocalWorkers:
     """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
-    The workers divide the cores that this process may use, and the GPUs. Their processes ignore Ctrl-C, and end when
-    the process that made this object ends or is killed.
+    Each worker gets a share of the cores that this process may use, and one of the GPUs, if any. The workers' processes
+    ignore Ctrl-C, and end when the process that made this object ends or is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -109,7 +112,10 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` for runs to end. Yield each with how its process died, or "" if it did not die."""
+        """Wait at most `seconds` until a run ends. Yield each job that has ended, and a message.
+
+        The message says how the process died. It is "" if the process did not die.
+        """
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()
@@ -126,7 +132,7 @@ class LocalWorkers:
 
 def _work(job: Job, mine: list[int], gpu: str) -> None:
     parent: Any = parent_process()
-    Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # ends with its parent
+    Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # this process ends with its parent
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, mine)
     torch.set_num_threads(len(mine))

@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
     name: str
     weights: Tensor  # the attention maps, (heads, N, M)
-    scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N)
+    scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N); None: no self-attention, or no logits
     labels: Labels
     overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights (heads, H', W') to draw over it
     looked_at: Tensor | None = None  # int64 (heads, N): for each row, the other position with the largest mean weight
@@ -70,14 +70,15 @@ class Layer(NamedTuple):
     def eigenvalues(self) -> Tensor | None:
         """The eigenvalues of self-attention maps, complex (heads, N).
 
-        None for causal maps, whose eigenvalues are the diagonal; without `scores`; and if a row's sum is not 0 or 1.
+        None if the maps are causal (their eigenvalues are their diagonals), if `scores` is None, or if `sums_to_one`
+        is false for the maps.
         """
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
 
 class Example(NamedTuple):
-    """The attention of all layers for one example of the validation split."""
+    """The attention of all layers for one example of the validation split, or for a prompt."""
 
     number: int  # index of the example in the validation split
     caption: str
@@ -127,7 +128,7 @@ def draw_maps(
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Add `symmetric`, and `looked_at` of the maps' mean over `batches`, to self-attention layers; return all layers.
+    """Return the layers; those with `scores` get `symmetric`, and `looked_at` of the mean of their maps over `batches`.
 
     If a position can attend to no other position, its `looked_at` is the position itself. Maps of another size than the
     layer's map, such as maps of a batch with more padding, are skipped. If all are skipped, a layer stays unchanged.
@@ -153,7 +154,10 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for every head with `looked_at`: its cycles, and if known the symmetric share and the eigenvalues.
+    """Return a line for every head of the layers with `looked_at` and `symmetric`.
+
+    A line has the cycles of `looked_at`, the symmetric share if it is finite, and the range of the eigenvalues if the
+    layer has `eigenvalues`.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -189,7 +193,7 @@ def visible(token: str) -> str:
 
 
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
-    """Return a figure of all maps, with a row of panels for every layer and a column for every head.
+    """Return a figure of all maps. Every layer begins a new row of panels, and has a panel for every head.
 
     A map is bright where the token of a row attends to the token of a column. All maps share one colour scale. Red
     rings mark `Layer.looked_at`. Overlays are drawn next to the maps. If a layer has `eigenvalues`, its last panel
@@ -239,7 +243,7 @@ def in_words(layer: str) -> str:
 
 
 class Sheet:
-    """A figure of square panels in rows and columns, with space for the labels of `layers`."""
+    """A figure for square panels in rows and columns, with title, colour bar and space for the labels of `layers`."""
 
     def __init__(self, rows: int, columns: int, layers: Sequence[Layer], title: str) -> None:
         self.side = max(_side(layer) for layer in layers)
@@ -258,7 +262,7 @@ class Sheet:
         self.figure.suptitle(title, fontsize=FONT + 2, y=1 - 0.12 / self.height, va="top", parse_math=False)
 
     def panel(self, row: int, column: int) -> Axes:
-        """Return the axes of a panel; (0, 0) is at the top left."""
+        """Add a panel, and return its axes; (0, 0) is at the top left."""
         x = self.left + column * (self.side + 0.12)
         y = self.height - 0.6 - row * (self.side + self.below) - self.side
         w, h = self.width, self.height
@@ -268,8 +272,8 @@ class Sheet:
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight. If all rows have the sum 1, it ends at eight times the weight of uniform
-    attention, but at most 1, if that is larger: nearly uniform maps then have nearly uniform colours.
+    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, it ends at least at
+    min(1, 8 / M), where 1 / M is the weight of uniform attention: nearly uniform maps have nearly uniform colours.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -278,7 +282,10 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with column labels below it, if they are readable; if `beside`, with row labels on its left."""
+    """Draw a map (N, M) with column labels below it and, if `beside`, row labels on its left.
+
+    Numbers replace labels that are None or too many to be readable.
+    """
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -292,14 +299,17 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the mean entropy of a map's rows (or their mean sum, if not 1) and the scores' mean asymmetry."""
+    """Return as text the asymmetry of a map's scores, if there are scores, and the mean entropy of the map's rows.
+
+    If the rows do not sum to 1, the text has their mean sum in place of the entropy.
+    """
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"
 
 
 def sums_to_one(weights: Tensor) -> bool:
-    """Return whether each row of maps (…, N, M) has the sum 1, as after a softmax, or 0 if fully masked."""
+    """Return whether maps (…, N, M) have no negative weight, and each row sums to 1, or to 0 if fully masked."""
     sums = weights.sum(-1)
     return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()) and bool((weights >= 0).all())
 

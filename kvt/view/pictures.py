@@ -12,11 +12,11 @@ from kvt.tasks import TaskData
 from kvt.view import maps
 
 TAG = "visual/attention"
-"""The name of the pictures. TensorBoard sorts by name, so this name comes after the curves of train/ and val/."""
+"""The first part of a picture's name. TensorBoard sorts by name: pictures come after the curves of train/ and val/."""
 
 
 class Shown(Callback):
-    """A callback that sends attention maps and a sample text to the loggers after validation 1, 2, 4, 8 … and the last.
+    """A callback that logs attention maps and a sample text after validations 1, 2, 4, 8 …, and after the last one.
 
     Most validations get no pictures, because drawing may take longer than training a small model between validations.
     """
@@ -36,7 +36,7 @@ class Shown(Callback):
             pl_module.train()
 
     def show_maps(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
-        """Draw the maps of the first validation example: a picture for each layer, as narrow as TensorBoard's cards.
+        """Log the maps of the first validation example: a picture for each layer, as narrow as TensorBoard's cards.
 
         A model with an attention that has no map gets no pictures.
         """
