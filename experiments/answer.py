@@ -4,7 +4,8 @@
 
 The error is 1 − accuracy, or 100 − BLEU for translation. A ratio puts tasks of different difficulty on one scale. A dot
 is a pair of runs with the same settings and seed. A bar is the geometric mean with its 95 % interval, as in the
-reports. The intervals are not corrected for their number, so one in twenty may miss the true value.
+reports. In columns that count solved runs, the counts stand in place of the bar. The intervals are not corrected for
+their number, so one in twenty may miss the true value.
 """
 
 from typing import Any, NamedTuple
@@ -75,7 +76,7 @@ ROWS = (
 
 @rc_context(STYLE)
 def draw() -> Figure:
-    """Draw the picture: a line for each task and attention."""
+    """Draw the picture: a line for each row and attention."""
     chosen = line_styles(["qkv", *ATTENTIONS])
     found = [line for row in ROWS for line in _lines(row)]
     figure = Figure(figsize=(WIDTH, 0.9 + 0.135 * (len(found) + 0.5 * len(ROWS))))
@@ -105,7 +106,7 @@ def draw() -> Figure:
 
 
 def _lines(row: Row) -> list[Line]:
-    """Return a line for each attention in the record of a row."""
+    """Return a line for each of `ATTENTIONS` that has runs in the record and column of a row."""
     record = open_record(row.record)
     assert record is not None
     table, found = record.table(row.metric), []

@@ -1,10 +1,11 @@
-"""Writes the tables of answers and claims into README.md and the pages of docs, from the records in docs/results.
+"""Writes tables of answers, differences and claims into README.md and pages of docs, from the records in docs/results.
 
     python experiments/claims.py
 
-A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml has the rows. The
+A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml lists the rows. The
 evidence of a claim is the name of a function below with its arguments, or tests of kvt. A claim is "not tested yet" if
-it has no evidence, or if its record does not exist or has none of the runs.
+it has no evidence or an entry `untested`, if its record does not exist or has none of the runs, or if one of
+its comparisons is not tested.
 """
 
 import re
@@ -46,7 +47,7 @@ HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested yet"
 CONTRADICTED, NOISY = "contradicted, but not significant", "too noisy"
 COUNTED_AS = (HOLDS, FAILS, CONTRADICTED, NOISY, UNTESTED)
 OURS = ("kv", "kv+pos")
-"""The attentions of the first table, compared with QKV."""
+"""The attentions that the table of answers compares with QKV."""
 PAPER = (("kv", "qkv"), ("kv+pos", "qkv"))
 MARK = re.compile(r"(<!-- table (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -60,18 +61,18 @@ class Record(NamedTuple):
     rows: pd.DataFrame  # finished runs of a grid, or layer sizes of `kvt bench`
     grid: Grid | None = None
     tables: Sequence[Table] = ()
-    lines: Sequence[Compared] = ()  # the comparisons of its report
+    lines: Sequence[Compared] = ()  # the comparisons of the record's report
     made: Sequence[Run] = ()  # the grid's finished runs, including those that `best_of` does not choose
     wanted: int = 0  # number of runs of the grid
 
     def table(self, metric: str) -> Table:
-        """Return the table of a metric; if there is none, a new table with the columns and pools of the first."""
+        """Return the table of a metric; else a copy of the first with this metric, without published numbers."""
         other = self.tables[0]._replace(metric=metric, kind=metric_of(metric), published={})
         return next((table for table in self.tables if table.metric == metric), other)
 
 
 def write_tables(page: str) -> str:
-    """Return a page in which the tables between comments are written anew."""
+    """Return the text of a page with its tables, which stand between comments, written anew."""
     content, judged = judge_all()
 
     def table(mark: re.Match[str]) -> str:
@@ -101,9 +102,10 @@ def judge_all() -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, Evidence]]]:
 
 
 def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Markdown:
-    """Return the table of answers: for each task the published differences and ours, and how often KV is better.
+    """Return the table of answers, with published differences, ours, and the pairs in which KV or KV+Pos is better.
 
-    An answer is bold if all claims in `rests_on`, which may be empty, are decided.
+    An answer is bold if its row has `rests_on`, and all claims in this list hold or fail. A bold answer has a dagger if
+    one of these claims has `confirm`.
     """
     lines = [
         ["KV − QKV / KV+Pos − QKV", "the paper", "we", "pairs in which KV / KV+Pos is better", "answer", "our runs"]
@@ -121,7 +123,10 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Mar
 
 
 def published(record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
-    """Return the published differences from QKV in the columns, or their mean; a dash if an attention has none."""
+    """Return the published differences of `OURS` from QKV: with `mean`, the mean over columns, else one for each.
+
+    An attention without published numbers has a dash.
+    """
     table = _known(record).table(metric)
     theirs, said = table.published, []
     for name in OURS:
@@ -132,7 +137,10 @@ def published(record: str, metric: str, columns: Sequence[str], mean: bool = Tru
 
 
 def measured(record: str, metric: str, column: str) -> tuple[str, str]:
-    """Return the differences in a column or pool with intervals, and the pairs in which an attention is better."""
+    """Return two texts about a column or pool: the differences of `OURS` from QKV with intervals, and the pairs.
+
+    The second text has the numbers of pairs in which KV and KV+Pos are better than QKV, as in `_pairs`.
+    """
     opened = _known(record)
     lines, kind = [_lines_of(opened, metric, column, (name, "qkv"))[0] for name in OURS], opened.table(metric).kind
     said = [_short(one.difference, kind) + f" [{_short(one.low, kind)}, {_short(one.high, kind)}]" for one in lines]
@@ -140,7 +148,10 @@ def measured(record: str, metric: str, column: str) -> tuple[str, str]:
 
 
 def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
-    """Return the differences in several columns, or the mean of these, and the pairs as in `measured`."""
+    """Return the texts of `measured`, without intervals, for several columns: each difference, or their mean.
+
+    The numbers of pairs are sums over the columns.
+    """
     opened = _known(record)
     table = opened.table(metric)
     every = [by_seed(opened.rows, table, column)[0] for column in columns]  # with settings that comparisons leave out
@@ -155,20 +166,23 @@ def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False)
 
 
 def solved(record: str, task: str) -> tuple[str, str]:
-    """Return how many runs of a task each attention solves."""
+    """Return how many runs of a task QKV and each of `OURS` solve, as text, and a dash in place of pairs."""
     counts, number = solved_of_all(_known(record), task)
     return f"{', '.join(f'{label(name)} {counts[name]}' for name in ('qkv', *OURS))} of {number}", "–"
 
 
 def ratios(record: str, attention: str) -> tuple[str, str]:
-    """Return the costs of a layer divided by those of QKV."""
+    """Return the costs of a layer divided by those of QKV, as text, and a dash in place of pairs."""
     found = costs(_known(record), attention, ["parameters", "training_ms"])
     assert found
     return found.measured, "–"
 
 
 def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
-    """Return how many runs of a task each of the paper's attentions solves, and the number of runs that each has."""
+    """Return how many runs of a task each of the paper's attentions solves, and of how many runs.
+
+    A run counts only if each of the three attentions has a run with the same setting and seed.
+    """
     rows = _choose(record.rows, {"task": [task], "attention": ["kv+pos", "kv", "qkv"]})
     runs = rows.pivot(index=["setting", "seed"], columns="attention", values="test/acc").dropna() >= NEARLY
     return {name: int(runs[name].sum()) for name in ("kv+pos", "kv", "qkv")}, len(runs)
@@ -196,7 +210,11 @@ def _pairs(counts: Sequence[tuple[float, int]]) -> str:
 
 
 def differences(record: str, metric: str, columns: Sequence[str], pairs: Sequence[Sequence[str]] = PAPER) -> Markdown:
-    """Return a table with a row for each column or pool: the baseline's mean and the difference of each pair."""
+    """Return a table with a row for each column or pool.
+
+    A row has the mean of the first pair's baseline and, for each pair of attentions, the difference and the number of
+    pairs of runs in which its first attention is better.
+    """
     opened = _known(record)
     table, baseline = opened.table(metric), pairs[0][1]
     heading = ["", label(baseline)] + [words for pair in pairs for words in (" − ".join(map(label, pair)), "better in")]
@@ -210,7 +228,10 @@ def differences(record: str, metric: str, columns: Sequence[str], pairs: Sequenc
 
 
 def total() -> Markdown:
-    """Return the number of runs, hours and machines of all records; a run in two records counts once."""
+    """Return a text with the numbers of finished runs and hours, and the CPUs, of all records.
+
+    A run in two records counts once.
+    """
     rows = pd.concat([pd.read_csv(path, low_memory=False) for path in sorted(RECORDS.glob("*/results.csv"))])
     rows = rows[rows.state == State.FINISHED].drop_duplicates(["name", "started"])
     on_gpu = rows["machine.gpus"].astype(str).str.contains("NVIDIA")
@@ -299,7 +320,10 @@ def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> 
 
 
 def _verdict(lines: Sequence[Compared], kind: Metric, claimed: str) -> str:
-    """Return the verdict of a claim: "holds" if all comparisons agree with it, else the reason, such as "fails: …"."""
+    """Return "holds" if all comparisons agree with a claim, else the first verdict that applies.
+
+    The others are, in this order, "fails: …", "not tested yet: …", `CONTRADICTED`, and `NOISY` with a half-width.
+    """
     if all(line.verdict == claimed for line in lines):
         return HOLDS
     contrary = {"better", "worse", "as good"} - {claimed}
@@ -332,7 +356,8 @@ def _noisy(width: float) -> str:
 def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Return how many one-layer, one-head runs exceed the level of the law of cycles (kvt/grids/cycles.py).
 
-    Only runs with cycles of more than two tokens count.
+    Only runs with cycles of more than two tokens count. For `attentions` ["qkv"], the claim is that some runs exceed
+    the level; for other attentions, that none does. Return None without such runs.
     """
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
@@ -349,7 +374,10 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
 
 
 def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | None:
-    """Return the mean of each attention; the claim holds if every run is within one point of the best possible."""
+    """Return the mean of each attention; the claim holds if every run is within one point of the best possible value.
+
+    Return None without runs.
+    """
     kind, rows = metric_of(metric), finite(_choose(record.rows, where), metric)
     if not len(rows):
         return None
@@ -363,10 +391,10 @@ def means(record: Record, metric: str, where: Mapping[str, Any]) -> Evidence | N
 def raised(
     record: Record, metric: str, above: str, claimed: str, where: Mapping[str, Any] | None = None
 ) -> Evidence | None:
-    """Return a comparison of two metrics of the same runs: `metric` is `claimed` "better" than `above`, or "as good".
+    """Compare two metrics of the same runs. `claimed` says that `metric` is "better" than `above`, or "as good".
 
-    Settings in which all runs of an attention are at the ceiling for both metrics are left out, because the metrics
-    cannot differ there.
+    If all runs of an attention in a setting are at the ceiling for both metrics, they are left out, because the metrics
+    cannot differ there. Return None if no run is left.
     """
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     worst = rows.groupby(["task", "setting", "attention"])[[metric, above]].transform("min").min(axis=1)
@@ -386,7 +414,7 @@ def raised(
 
 
 def _corrected(numbers: Comparison, record: Record) -> float:
-    """Return the p-value times the number of p-values of the record and this one: at least that of Holm's method."""
+    """Return the p-value times the number of p-values, the record's and this one: at least that of Holm's method."""
     return min(1, numbers.different * (1 + sum(np.isfinite(line.p) for line in record.lines)))
 
 
@@ -397,7 +425,10 @@ def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame
 
 
 def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
-    """Return median ratios of a layer's costs to QKV's; the claim is that those in `claimed` are < 1 for all sizes."""
+    """Return the median over sizes of each cost in `claimed`, divided by QKV's; None without layers of the attention.
+
+    The claim is that each of these ratios is below 1 at every size.
+    """
     rows = record.rows[record.rows.kv_heads.isna() | (record.rows.kv_heads == record.rows.heads)]
     sizes = rows.set_index(["n", "d"])
     ours, first = sizes[sizes.attention == attention], sizes[sizes.attention == "qkv"]
@@ -412,7 +443,8 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all targets.
 
-    The unit is one per cent of QKV's perplexity. Only settings in which some targets are padding are compared.
+    The unit is one per cent of QKV's perplexity. Only settings in which some targets are padding are compared. Return
+    None without such settings.
     """
     pairs = perplexity_costs(record.rows, "qkv")
     pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
@@ -468,7 +500,10 @@ def open_record(name: str) -> Record | None:
 
 
 def _rests_on(claim: Mapping[str, Any]) -> Markdown:
-    """Return links to a claim's tests, or to the report of its record with the scale of its runs; else a dash."""
+    """Return links to a claim's tests, or a link to its record and the part of the grid that its runs cover.
+
+    Return a dash without either.
+    """
     _, arguments = _evidence(claim)
     if "by" in arguments:
         tests = [test.partition("::") for test in arguments["by"]]
@@ -484,7 +519,7 @@ def _rests_on(claim: Mapping[str, Any]) -> Markdown:
 
 
 def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of a claim's runs: those in its column.
+    """Return the names of a claim's runs: those in its column or columns.
 
     A claim without a column, or of a grid that chooses the best of several runs, has all runs of the record.
     """
@@ -496,7 +531,7 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
-    """Return the part of the full grid that these runs cover, such as "8 of the grid's 36 settings, 3 seeds"."""
+    """Return the part of the full grid that runs in `names` cover, such as "8 of the grid's 36 settings, 3 seeds"."""
     assert record.grid is not None
     made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}

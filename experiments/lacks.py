@@ -1,9 +1,10 @@
-"""Prints the table of docs/lacks.md: attention weights of the language models of the grid "lacks".
+"""Prints the table of docs/lacks.md: attention weights and key norms of the language models of the grid "lacks".
 
     python experiments/lacks.py FOLDER [SCALE]
 
-FOLDER holds runs of `kvt study run lacks`. Each layer of each finished run is measured in the middle half of validation
-windows, where tokens have neighbours on both sides.
+FOLDER holds runs of `kvt study run lacks`. SCALE is laptop by default. The table has a row for each layer of each
+finished run. Weights are averaged over the middle half of validation windows, where tokens have neighbours on both
+sides.
 """
 
 import sys
@@ -20,12 +21,12 @@ from kvt.run.load_checkpoint import Checkpoint
 from kvt.study.grid import read_grid
 from kvt.tasks import LanguageModelTask
 
-LEANS = 1.5  # a head leans to a side with more than this many times the other side's weight
+LEANS = 1.5  # a head leans to a side if the weight on it is more than this many times the weight on the other side
 WINDOWS = 256
 
 
 def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> list[list[str]]:
-    """Return a row of cells for each layer: weights on the token itself, on sides and neighbours; squared key norms."""
+    """Return a row of cells for each layer: its number, attention weights (`_looks`), squared key norms (`_keys`)."""
     mask = len(task.vocabulary.pieces) - 1
     layers = [module for module in task.modules() if isinstance(module, Attention)]
     lengths: list[list[Tensor]] = [[] for _ in layers]

@@ -17,25 +17,31 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Add a column for each table with `over_training`: the mean of the metric over all validations of each run."""
+    """Return `results` with a new column for each table that has `over_training`.
+
+    The column has the mean of the metric over all validations of a run. A metric that `histories` lacks has no column.
+    """
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return for each run the first step at which the metric reaches `NEARLY` · the highest possible value."""
+    """Return the first step at which a run's metric reaches `NEARLY` · the highest possible value, by the run's name.
+
+    Runs that never reach this value are left out.
+    """
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
 def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows in which a metric is finite, with the metric converted to float."""
+    """Return the rows in which a metric is finite, with the metric converted to float; no rows if it is no column."""
     rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
     return rows[np.isfinite(rows[metric])]
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a table's column in which the table's metric is finite."""
+    """Return the runs of a table's column or pool that have finished with a finite value of the table's metric."""
     runs = table.runs(results, column)
     return finite(runs[runs.state == State.FINISHED], table.metric)
 
@@ -58,10 +64,10 @@ class Cell(NamedTuple):
     runs: int
     settings: int
     share_of_settings: float
-    wanted: int  # number of runs in the grid
+    wanted: int  # number of runs that the grid lists for this cell
     wanted_settings: int
-    fewest_seeds: float  # smallest number of seeds among the settings that have runs
-    most_seeds: float  # largest number of seeds among these settings
+    fewest_seeds: float  # smallest number of seeds of a setting, among settings counted in `settings`
+    most_seeds: float  # largest number of seeds of a setting
     diverged: int
     not_finite: int  # number of finished runs whose metric is NaN or infinite
     published_mean: float
@@ -69,7 +75,10 @@ class Cell(NamedTuple):
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
-    """Return the cells of a table, column by column, of attentions with runs or published numbers."""
+    """Return a cell for each column and attention of a table, column by column.
+
+    Attentions that are `untried` and have no published numbers are left out.
+    """
     cells, hidden = [], {*untried(results)} - {*table.published}
     for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
         ours = table.runs(results, column)
@@ -101,31 +110,34 @@ class Compared(NamedTuple):
     column: str
     attention: str
     baseline: str
-    left_out: int  # number of settings left out, at the ceiling or at chance
+    left_out: int  # number of settings in which all runs are at the ceiling, or all at chance
     pairs: int = 0
     settings: int = 0
     seeds: int = 0
     better_in: float = nan  # number of pairs in which `attention` is better than `baseline`
     difference: float = nan  # difference of the metric, of its logarithm, or of the share of solved runs
-    low: float = nan
-    high: float = nan
+    low: float = nan  # lower end of the 95 % interval
+    high: float = nan  # upper end
     smallest_margin: float = nan  # smallest margin that contains the 90 % interval
     solved: float = nan  # number of runs of `attention` that solved the task
     solved_by_baseline: float = nan
-    won: float = nan  # number of pairs of block (`statistics.blocks`) and seed in which `attention` solved more runs
+    won: float = nan  # number of combinations of block (`statistics.blocks`) and seed in which `attention` solved more
     lost: float = nan
-    margin: float = nan  # in points; NaN without a claim, and then there is neither `p` nor `verdict`
+    margin: float = nan  # in points; NaN if no claim is about the comparison: then it has neither `p` nor `verdict`
     p: float = nan
     untested: str = ""  # why the comparison is not tested
     verdict: str = ""
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
-    """Compare attentions in each column and pool of a report's tables.
+    """Return the comparisons of attentions in each column and pool of a report's tables.
 
-    A comparison that a claim is about has a verdict and, if it can be tested, a p-value. The p-values are corrected for
-    their number (Holm).
+    Each attention is compared with the first one of `results`, and with the other attention of each pair in
+    `Table.pairs`. Two attentions without a pair of runs have no comparison. A comparison with a margin (see
+    `Table.margin_of`) has a verdict and, if it can be tested, a p-value. The p-values are corrected for their number
+    (Holm).
     A setting in which all runs are at the ceiling, or all at chance, is left out, because it cannot show a difference.
+    If no setting is left, the comparison is over all settings, and is not tested.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -138,10 +150,10 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a frame of the metric in a column or pool: a row for each setting and seed, a column for each attention.
+    """Return the metric in a column or pool as two frames: with all settings, and with the settings that can differ.
 
-    The text of a setting begins with the task. Also return the frame without settings in which all runs are at the
-    ceiling, or all at chance.
+    A frame has a row for each setting and seed, and a column for each attention. The text of a setting begins with the
+    task. The second frame lacks the settings in which all runs are at the ceiling, or all at chance.
     """
     known = _with_chance(results, table, column)
     of_setting = known.groupby("setting")
@@ -182,16 +194,19 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions with a run that diverged or failed, or that finished without a finite metric."""
+    """Return the attentions of which a run diverged, failed or, without `over_training`, has no finite metric."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
-    if not table.over_training:  # a record may lack the history, and thus the mean, of a finished run
+    if not table.over_training:  # else a finished run may have no mean only because its record lacks the history
         lost |= (runs.state == State.FINISHED) & ~runs.name.isin(finished(results, table, column).name)
     return {*runs.attention[lost]}
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return finished runs with their accuracy above that of guessing, and with the task's name in `setting`."""
+    """Return the finished runs of a column or pool, with the task's name before `setting`, and with `above_chance`.
+
+    `above_chance` is the accuracy minus the accuracy of guessing; NaN if either is unknown.
+    """
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
@@ -206,7 +221,11 @@ def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return the comparison with its difference. Unless it is `untested`, add the interval and the p-value."""
+    """Return the comparison with its counts and its difference.
+
+    In a column of `Table.solved`, the difference is that of the shares of solved runs, and there is no interval. Else
+    there is an interval unless the comparison is `untested`. A p-value needs a margin and a tested comparison.
+    """
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)

@@ -1,4 +1,4 @@
-"""Figures of a study: learning curves, and bars and differences of the results."""
+"""Figures of a study: learning curves, bars, metrics against a setting, and differences between attentions."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ MARKED = 16  # a curve with at most this number of points has markers
 class LineStyle(NamedTuple):
     label: str
     colour: str
-    dashes: int  # attentions with the same colour differ in dashes or in markers
+    dashes: int  # index in DASHES, MARKERS and HATCHES, which distinguish attentions with the same colour
 
     @property
     def line(self) -> dict[str, Any]:
@@ -132,10 +132,11 @@ def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Fig
 
 
 def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Series[float]"]:
-    """Return the values of a metric: a column for each run, a row for each step at which at least half have a value.
+    """Return the values of a metric, with a column for each run, and the mean time of each row in seconds.
 
-    After its last step, a run keeps its last value: otherwise the last means would be of the longest runs alone. Also
-    return for each row the mean time in seconds at which runs reached the step or ended.
+    There is a row for each step at which at least half of the runs have a value or have ended. A run without a value at
+    a step keeps its previous value, even after its end: otherwise the last means would be of the longest runs alone.
+    The time of an ended run stays the time of its end.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -148,8 +149,8 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean; if the paper mislabels a column, at the right column. Cells without a value are left
-    out.
+    diamond is a published mean. If the paper mislabels a column, the diamond is at the right column. Cells without a
+    value are left out. Return None if no cell has a value.
     """
     cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
     if not cells:
@@ -199,10 +200,10 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
 def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
-    A line joins means over runs. The band of a line is from the lowest to the highest run. A thin line shows the
-    accuracy of guessing, if it is known. `setting` has positive values, such as "dim"; or it is a pattern such as
-    "test/acc_*_back": then the metrics that match it are drawn against the number in place of *. `words` labels the
-    horizontal axis. Return None without values.
+    A line joins means over runs. The band of a line is from the lowest to the highest run. If the metric is an
+    accuracy, a thin line shows the accuracy of guessing, if it is known. `setting` has positive values, such as "dim";
+    or it is a pattern such as "test/acc_*_back": then the metrics that match the pattern are drawn against the number
+    in place of *. `words` labels the horizontal axis. Return None without values.
     """
     pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
     numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
@@ -241,7 +242,10 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element with text as paths. The same figure always gives the same bytes."""
+    """Return a figure as an <svg> element with text as paths.
+
+    With the same version of matplotlib, the same figure always gives the same bytes.
+    """
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -253,15 +257,18 @@ def as_svg(figure: Figure) -> str:
 
 
 def as_pdf(figure: Figure) -> bytes:
-    """Return a figure as a PDF with embedded fonts. The same figure always gives the same bytes."""
+    """Return a figure as a PDF with embedded fonts.
+
+    With the same version of matplotlib, the same figure always gives the same bytes.
+    """
     file = BytesIO()
-    with rc_context({"pdf.fonttype": 42}):  # 42 embeds TrueType fonts, because journals refuse Type 3 fonts
+    with rc_context({"pdf.fonttype": 42}):  # 42: TrueType fonts, because journals refuse matplotlib's Type 3
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     return file.getvalue()
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return a prefix for all ids in a figure's <svg>: a hash of its data, the same in any version of matplotlib."""
+    """Return a prefix for the ids in a figure's <svg>: a hash of data and labels, not of matplotlib's version."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -290,7 +297,7 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
 
 
 def limit_ticks(axes: Axes, number: int) -> None:
-    """Set at most `number` + 1 ticks on the vertical axis, and the font size of the labels of both axes."""
+    """Set at most `number` + 1 ticks on the vertical axis, and the font size of the tick labels of both axes."""
     axes.tick_params(labelsize=FONT)  # `FONT` from rcParams would not apply when the figure is saved
     axes.yaxis.set_major_locator(MaxNLocator(number, steps=TICK_STEPS))
 

@@ -40,14 +40,14 @@ with the best validation metric: {shown} of {made}.""")
 
 
 class Results(NamedTuple):
-    """The results of a grid. A sweep over the setting that the grid names in `best_of` is reduced to its best run."""
+    """The results of a grid. Of a sweep over the setting that the grid names in `best_of`, only the best run counts."""
 
     runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
     repeats: pd.DataFrame  # a row for each repetition of a run
     histories: pd.DataFrame  # a row for each step that a finished run logged (see `table_of_histories`)
     tables: Sequence[Table]
     compared: Sequence[Compared]  # the comparisons of all tables
-    swept: Markdown | None = None  # a sentence about the sweeps, see `best_of`
+    swept: Markdown | None = None  # a text about the sweeps; None if the grid has no `best_of`
     root: Path | None = None  # the folder of the runs; None if the results come from records
 
     @property
@@ -66,7 +66,7 @@ class Section(NamedTuple):
     title: str = ""  # the heading; if it is empty, the text continues the previous section
     text: Sequence[str] = ()  # paragraphs and tables as `Markdown`; a plain string is escaped
     tables: Sequence[pd.DataFrame] = ()  # the numbers of the section's tables, for tables.csv
-    figures: Mapping[str, Figure] = MappingProxyType({})  # by file name; shown below the text
+    figures: Mapping[str, Figure] = MappingProxyType({})  # by file name without its ending; shown below the text
 
 
 def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[Grid, Results]:
@@ -79,11 +79,12 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return the grid reduced to the best run of each sweep, and a sentence that describes the sweeps.
+    """Return the grid reduced to the best run of each sweep, and a text that describes the sweeps.
 
     The runs of a sweep differ only in the setting that the grid names in `best_of`. The best run has the best value of
-    the task's `monitor`; if no run has finished, it is the first. The setting is removed from all runs, so that runs
-    of two attentions with different values of the setting are compared as a pair.
+    the task's `monitor`; if no run has finished, the first run is the best. The setting is removed from all runs, so
+    that runs of two attentions with different values of the setting are compared as a pair. Without `best_of`, return
+    the unchanged grid and None. Raises UserError as `swept_setting` does.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -131,7 +132,11 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = 
 
 
 def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield the sections of a grid's report. If a function fails, print its traceback and raise UserError."""
+    """Yield the sections of a grid's report; raise an error if the function of a section fails.
+
+    An error in which `mistake_in` finds a mistake is raised unchanged. For other errors, print the traceback and raise
+    UserError.
+    """
     for name in grid.file.sections:
         try:
             yield from [*_function(grid, name)(grid, results)]
@@ -144,7 +149,10 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if an entry of a grid about its report is invalid. A study calls it before the first run."""
+    """Raise UserError if an entry of a grid about its report is invalid.
+
+    A study calls this function before its first run.
+    """
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -152,7 +160,7 @@ def require_report(grid: Grid) -> None:
 
 
 def swept_setting(grid: Grid) -> str | None:
-    """Return the setting that a grid names in `best_of`, or None; raise UserError if it is not an axis of the grid."""
+    """Return the setting that a grid names in `best_of`, or None; raise UserError unless it is an axis of all runs."""
     setting = grid.file.best_of
     if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
         raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
@@ -160,7 +168,7 @@ def swept_setting(grid: Grid) -> str | None:
 
 
 def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Section]]:
-    """Return the function of a section: one of `OURS`, or the function at an import path."""
+    """Return the function of a section: one of `OURS`, or that at an import path; raise UserError if there is none."""
     flag, known = f"section of {grid.name}:", [*OURS, "my_sections.slowest"]
     if name not in OURS and "." not in name:
         raise unknown(flag, name, known)
@@ -172,7 +180,10 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the value of `monitor`, negated if less is better; −inf for NaN and ±inf; None if there is none."""
+    """Return the value of `monitor`, negated if less is better.
+
+    NaN and ±inf give −inf. Return None if the run has not finished or has no such value.
+    """
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

@@ -59,7 +59,7 @@ SIX_DIGITS = 5e-6  # the largest relative error of a number rounded to six digit
 
 
 def tables(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section for each table, with published numbers and comparisons, then a section with the legend."""
+    """Yield a section for each table, with its results and comparisons, then one section with a common legend."""
     for number, table in enumerate(results.tables):
         cells = cells_of(results.runs, table)
         compared = [one for one in results.compared if one.table == number]
@@ -73,7 +73,7 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
 def _results(
     grid: Grid, results: Results, cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 ) -> Iterator[Markdown]:
-    """Yield our results beside the published results, and a summary of the comparisons."""
+    """Yield the table of our and published results, a summary of the comparisons, and notes about the results."""
     yield results_table(cells, table, compared)
     less = "; less is better" * (table.kind.better == "less")
     yield Markdown("A point is {}{}.").format(table.kind.point_in_words, less)
@@ -89,14 +89,17 @@ def _results(
 
 
 def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a sentence that lists data sets whose number of examples is not the published number; [] without any."""
+    """Return a list of one sentence about data sets with another number of examples than published, or []."""
     notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
     found = [*dict.fromkeys(filter(None, notes))]
     return [Markdown("**Not the published data**: {}.").format("; ".join(found))] if found else []
 
 
 def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return a sentence that lists decided comparisons of a table and counts the others; [] without comparisons."""
+    """Return a list of one sentence about the verdicts of a table, or [] without verdicts.
+
+    The sentence lists the comparisons that are decided or have lost runs, and counts the other verdicts.
+    """
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         those = [one for one in compared if one.verdict == verdict]
@@ -110,7 +113,7 @@ def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
 
 
 def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> Iterator[Markdown]:
-    """Yield the comparisons of attentions, a list of those at the ceiling, and the steps until the ceiling."""
+    """Yield a table of the comparisons, a list of those at the ceiling, and a table of `steps_to_ceiling`, if any."""
     if not compared:
         return
     yield Markdown("### Is it as good as {}?").format(label(results.first))
@@ -131,7 +134,7 @@ def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -
 
 
 def curves(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section of figures: learning curves, bars, and metrics against a setting such as the width."""
+    """Yield one section of figures, if any: learning curves, metrics against a setting such as the width, and bars."""
     drawn: dict[str, Figure | None] = {}
     if len(histories := results.histories):
         columns = columns_of(grid, grid.file.columns)
@@ -149,7 +152,7 @@ def curves(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def notes(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield sections about the runs, costs of attentions, repeated, failed and diverged runs, and machines."""
+    """Yield sections about runs, costs, repeated runs, failed runs, diverged runs, and machines, unless empty."""
     if lines := [*_runs(grid, results)]:
         yield Section("Runs", lines)
     yield from _costs(results)
@@ -166,7 +169,7 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
-    """Yield paragraphs about the settings that differ from the paper's, and about runs that are missing."""
+    """Yield texts about settings that differ from scale paper, limited data, missing runs, sweeps, and other data."""
     if grid.scale_diff:
         cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
         yield markdown_table([["", grid.scale, FULL], *cut])
@@ -192,7 +195,7 @@ def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff`, with a single entry for a setting if its entries for all tasks are equal."""
+    """Return `Grid.scale_diff` with one entry, without a task, for each setting whose entries are all equal."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]
@@ -209,7 +212,7 @@ def _values(name: str, values: Sequence[Any]) -> str:
 
 
 def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
-    """Yield a warning for each task in which runs with equal data settings were trained on different data."""
+    """Yield a warning for each group of runs with equal task and data settings, but different training data."""
     settings = results.task + [str(run.config.data) for run in grid.runs]
     for _, rows in results.reindex(columns=["task", "content"]).groupby(settings, sort=False):
         counts = Counter(rows.content.dropna())
@@ -219,7 +222,10 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield a section with parameters and times, divided by those of the first attention on the same machine."""
+    """Yield a section with parameters and times, divided by those of the first attention on the same machine.
+
+    Yield nothing if no run of the first attention has finished.
+    """
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -236,7 +242,7 @@ def _costs(results: Results) -> Iterator[Section]:
 
 
 def _repeated(results: Results) -> Iterator[Section]:
-    """Yield the differences between the first results of runs and later results of the same runs."""
+    """Yield a section with the differences of later results of runs from their first results, if there are any."""
     metrics = [name for name in results.repeats if "/" in name]  # including metrics that only some tasks have
     lines = []
     for table in results.tables if len(results.repeats) else ():
@@ -276,7 +282,7 @@ def _list(lines: Iterable[tuple[str, str]]) -> Markdown:
 
 
 def verdicts(grid: Grid, outcomes: Outcomes) -> Iterator[str]:
-    """Yield lines for a terminal: our numbers beside published numbers, and the findings of the report."""
+    """Yield lines for a terminal: for each table, our means beside the published means, and the `summary`."""
     _, results = measure(grid, outcomes)
     for number, table in enumerate(results.tables):
         cells = [cell for cell in cells_of(results.runs, table) if cell.runs and isfinite(cell.published_mean)]

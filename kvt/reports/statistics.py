@@ -10,30 +10,30 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION, TOO_FEW, UNDECIDED = "direction unknown", "too few seeds", "undecided"
-SHARED = 0.2  # correlation of two blocks with the same seed, estimated from docs/results
+SHARED = 0.2  # correlation of the differences in two `blocks` with the same seed, estimated from docs/results
 
 
 class Summary(NamedTuple):
     mean: float  # mean over settings of the mean over seeds
-    over_settings: float  # standard deviation of these means; NaN for a single setting
-    over_seeds: float  # standard deviation over the seeds of a setting, pooled over settings; NaN for a single seed
+    over_settings: float  # standard deviation of the means of settings; NaN for a single setting
+    over_seeds: float  # standard deviation over seeds, pooled over settings; NaN if each setting has a single seed
     runs: int
     settings: int
     share_of_settings: float  # share of the variance over runs that is due to settings, not to seeds; NaN if unknown
 
 
 class Comparison(NamedTuple):
-    """The difference between two attentions, in the units of the metric; `error` is NaN with a single seed."""
+    """The difference between two attentions, in the units of the compared values; `error` may be NaN."""
 
     difference: float  # mean over settings of the mean paired difference
-    error: float  # standard error of `difference`
+    error: float  # standard error of `difference`; NaN if no block has two seeds
     freedom: float  # degrees of freedom of `error`
     pairs: int
     settings: int
     seeds: int
 
     def reach(self, level: float = 1 - SIGNIFICANT) -> float:
-        """Return half the width of the t interval."""
+        """Return half the width of the t interval with the confidence `level`."""
         return float(stats.t.isf((1 - level) / 2, self.freedom)) * self.error
 
     @property
@@ -49,12 +49,12 @@ class Comparison(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """The smallest margin that contains the 90 % interval: two one-sided t-tests (TOST) at 5 %."""
+        """The smallest margin that contains the 90 % interval, and thus passes two one-sided t-tests (TOST) at 5 %."""
         return abs(self.difference) + self.reach(1 - 2 * SIGNIFICANT)
 
 
 def summarise(values: pd.Series, settings: pd.Series) -> Summary:
-    """Return the mean and the spread of a metric over runs, given the setting of each run; NaN without runs.
+    """Return the mean and the spread of a metric over runs, given the setting of each run; both are NaN without runs.
 
     `share_of_settings` assumes var(means of settings) = σ²_settings + σ²_seeds · mean(1 / number of seeds).
     """
@@ -70,7 +70,7 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 def blocks(settings: pd.Series) -> pd.Series:
     """Return the block of each setting: the setting without its number of heads.
 
-    Runs of a block with the same seed start from the same weights.
+    Runs of a block with the same attention and seed start from the same weights.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']
@@ -81,12 +81,13 @@ def blocks(settings: pd.Series) -> pd.Series:
 def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Comparison:
     """Compare paired runs. Each argument has one value for each pair.
 
-    Let n be the number of seeds that all settings of a block have, z the mean difference over these settings, one value
-    for each of the n seeds, and w the block's share of all settings. Welch's variance of the mean is V = Σ v over
-    blocks, where v = w² · var(z) / n. A block with n < 2 takes the mean var(z) of the other blocks, and n = 1. The
-    effective number of blocks is B = 1 / Σ w². Blocks with the same seed have a correlation of ρ = 0.2, so the standard
-    error is √(V (1 + ρ (B − 1))). The degrees of freedom are min(V₁² / Σ (v² / (n − 1)), Σ (n − 1)) / (1 + ρ² (B − 1)),
-    at least 1, where V₁ = Σ v, and these sums are over blocks with n ≥ 2.
+    Let n be the number of seeds that all settings of a block have in common, w the block's share of all settings, and
+    z the mean difference over the block's settings, one value for each of the n seeds. Welch's variance of the mean is
+    V = Σ v over blocks, where v = w² · var(z) / n. For a block with n < 2, v is w² times the mean of var(z) over the
+    blocks with n ≥ 2. The effective number of blocks is B = 1 / Σ w². Blocks with the same seed have a correlation of
+    ρ = 0.2, so the standard error is √(V (1 + ρ (B − 1))). The degrees of freedom are
+    min(V₁² / Σ (v² / (n − 1)), Σ (n − 1)) / (1 + ρ² (B − 1)), at least 1. In this formula, V₁ = Σ v and the other
+    sums are over blocks with n ≥ 2.
     """
     pairs = pd.DataFrame({"d": ours.array - baseline.array, "setting": settings.array, "seed": seeds.array})
     table = pairs.pivot(index="seed", columns="setting", values="d")
@@ -99,7 +100,7 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
     usual = variances[known].mean() if known.any() else nan
     v = share**2 * np.where(known, variances / n.clip(1), usual)
     of_known, freedoms, effective = v[known], n[known] - 1, 1 / (share**2).sum()
-    with np.errstate(invalid="ignore"):  # without any spread, 0 / 0
+    with np.errstate(invalid="ignore"):  # 0 / 0 if no block has any spread
         welch = of_known.sum() ** 2 / (of_known**2 / freedoms).sum()
     freedom = max(1.0, float(np.fmin(welch, freedoms.sum())) / (1 + SHARED**2 * (effective - 1)))
     error = float(np.sqrt(v.sum() * (1 + SHARED * (effective - 1))))
@@ -111,13 +112,13 @@ class Shares(NamedTuple):
 
     solved: int
     solved_by_baseline: int
-    won: int  # number of pairs of block and seed in which the attention solves more runs than the baseline
+    won: int  # number of combinations of block and seed in which the attention solves more runs than the baseline
     lost: int
     different: float  # p-value of the two-sided sign test of `won` against `lost`
 
 
 def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd.Series) -> Shares:
-    """Compare how many paired runs solved the task. `ours` and `baseline` are True for runs that did."""
+    """Compare how many paired runs solved the task. `ours` and `baseline` are True for runs that solved it."""
     ours, baseline = ours.to_numpy(int), baseline.to_numpy(int)
     ahead = pd.Series(ours - baseline).groupby([blocks(pd.Series(settings.array)), seeds.to_numpy()]).sum()
     won, lost = int((ahead > 0).sum()), int((ahead < 0).sum())
@@ -126,14 +127,18 @@ def compare_shares(ours: pd.Series, baseline: pd.Series, settings: pd.Series, se
 
 
 def holm(p: "pd.Series[float]") -> "pd.Series[float]":
-    """Return p-values corrected for the number of tests by Holm's method. NaN does not count as a test."""
+    """Return p-values corrected for the number of tests by Holm's method. NaN stays NaN, and does not count."""
     ranked = p.dropna().sort_values()
     factors = np.arange(len(ranked), 0, -1)
     return (ranked * factors).cummax().clip(upper=1).reindex(p.index)
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return the verdict of a comparison. `different`: corrected p-value; `as_good`: 90 % interval within margin."""
+    """Return the verdict of a comparison.
+
+    `different` is the corrected p-value, and NaN with too few seeds. `as_good` is True if the 90 % interval is within
+    the margin. `better` is the direction of the metric: "more", "less" or None.
+    """
     if better is None:
         return NO_DIRECTION
     if isnan(different):

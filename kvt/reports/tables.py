@@ -18,11 +18,11 @@ from kvt.tasks.metrics import ACC, Metric
 
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
-"""A mapping from attention and column to mean and standard deviation over settings, which may be NaN."""
+"""Maps an attention and a column to the mean and the standard deviation over settings; the latter may be NaN."""
 
 
 def label(attention: str) -> str:
-    """Return an attention's label in reports: the name in the papers, or the class name of a user's attention.
+    """Return an attention's label in reports: kvt's label or the name of the user's class, followed by arguments.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
     ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
@@ -46,7 +46,9 @@ def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of a name such as "val/loss". Declarations of `tasks` take precedence over those of kvt.
+    """Return the `Metric` of a name such as "val/loss"; for an undeclared name, a `Metric` with this name alone.
+
+    Declarations of `tasks` take precedence over those of kvt.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -58,12 +60,12 @@ def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
 
 
 def in_words(name: str, kind: Metric | None = None) -> str:
-    """Return the split and the name of a metric in words, such as "validation loss (nats)"."""
+    """Return the split, the label and the unit of a metric in words, such as "validation loss (nats)"."""
     return f"{STAGES[name.partition('/')[0]]} {(kind or metric_of(name)).words}"
 
 
 class Table(NamedTuple):
-    metric: str  # such as "test/acc"
+    metric: str  # such as "test/acc", or "val/acc over training"
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published = MappingProxyType({})
@@ -72,9 +74,10 @@ class Table(NamedTuple):
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
     margin: float = 1.0  # in points; a difference below the margin counts as equal
-    claims: Mapping[tuple[str, str, str], float] | None = None  # margin by (column, attention, baseline); None: all
+    # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
+    claims: Mapping[tuple[str, str, str], float] | None = None
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
-    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to their runs
+    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to the names of their runs
     pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
     over_training: str = ""  # if not empty, `metric` is the mean of this metric over all validations
 
@@ -85,11 +88,11 @@ class Table(NamedTuple):
 
     @property
     def point_of_chance(self) -> float:
-        """The size of a point of `accuracy`, or of `metric` if that is the accuracy, for comparisons with `chance`."""
+        """The size of a point of the accuracy that is compared with `chance`: of `accuracy`, or else of `metric`."""
         return ACC.point if self.accuracy else self.kind.point
 
     def chance_in(self, column: str) -> float | None:
-        """Return the lowest accuracy of guessing in a column or pool; None if it is unknown for any run."""
+        """Return the lowest accuracy of guessing in a column or pool; None without runs, or if one is unknown."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -98,7 +101,7 @@ class Table(NamedTuple):
         return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     def names(self, column: str) -> frozenset[str]:
-        """Return the names of the runs of a column or pool."""
+        """Return the names of the runs of a column or pool; no names if the table has neither."""
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -107,7 +110,10 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Map each column to the names of its runs; raise UserError if a column has no runs at any scale of the grid."""
+    """Return a dict that maps each column to the names of its runs; if `columns` is None, each task is a column.
+
+    Raises UserError if a column has no runs at any scale of the grid.
+    """
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -120,8 +126,9 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
     """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid without `tables` gets a table for each `monitor` of its tasks: of the test metric, or of the validation
-    metric if a task has no test split.
+    A grid without `tables` gets one or two tables for each `monitor` of its tasks: a table of the test metric, and a
+    table of the validation metric for tasks without a test split. Tables without columns are left out. Raises UserError
+    if an entry of the grid names an unknown metric, column, attention or scale.
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
@@ -188,7 +195,10 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
 
 
 def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
-    """Return the accuracy of guessing for each run: the recorded share of the largest class, or the task's `chance`."""
+    """Return the accuracy of guessing by run: the recorded share of the largest class, or the `chance` of the data.
+
+    Runs that have neither are left out.
+    """
     chances = {}
     for run in grid.runs:
         shares = outcome_of(run, outcomes).result.get("largest_class") or {}
@@ -197,14 +207,20 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first."""
+    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first.
+
+    Raises UserError if a metric is unknown.
+    """
     known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: a dict from the label of a figure's x-axis to a setting, or a pattern with *."""
+    """Return the `against` of a grid: it maps the label of a figure's x-axis to a setting or to a pattern with *.
+
+    Raises UserError if no run has the setting.
+    """
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

@@ -15,10 +15,10 @@ from kvt.tasks.metrics import Metric
 
 
 def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compared] = ()) -> Markdown:
-    """Return a table of our results, the published results and their difference.
+    """Return a table with the rows of each attention: our results, published results and their difference.
 
-    With `compared`, a row tells in how many pairs an attention is better than the baseline. The last row has the most
-    frequent number of runs of each column. A cell with another number of runs shows it.
+    With `compared`, a further row tells in how many pairs the attention is better than the baseline of `compared[0]`.
+    The last row, n, has the most frequent number of runs in each column. A cell with another number states its own.
     """
     kind, lines = table.kind, [["", *table.columns, "mean"]]
     ahead = {(one.attention, one.column): better_in(one) for one in compared if one.baseline == compared[0].baseline}
@@ -27,7 +27,7 @@ def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compar
     for attention in dict.fromkeys(cell.attention for cell in cells):
         row = [cell for cell in cells if cell.attention == attention]
         ours, theirs = (np.array(values) for values in zip(*((c.mean, c.published_mean) for c in row), strict=True))
-        # NaN if a column has no mean: means over different columns are not comparable
+        # the mean over columns is NaN if one column has no value: means over different columns are not comparable
         lines.append([bold_label(attention), *(_cell(kind, c, usual[c.column]) for c in row), kind.value(ours.mean())])
         if np.isfinite(theirs).any():
             published = [_spread(kind, cell.published_mean, cell.published_over_settings) for cell in row]
@@ -60,7 +60,7 @@ def comparisons_table(compared: Sequence[Compared], kind: Metric) -> Markdown:
 
 
 def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -> Markdown | None:
-    """Return a table of median steps to `NEARLY` · the highest possible validation value; None without validation."""
+    """Return a table of median `steps_to_ceiling` of the validation metric; None if no history has this metric."""
     metric = f"val/{table.metric.partition('/')[2]}"
     if metric not in histories:
         return None
@@ -75,7 +75,7 @@ def steps_table(histories: pd.DataFrame, table: Table, columns: Sequence[str]) -
 
 
 def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table) -> list[pd.DataFrame]:
-    """Return rows for tables.csv: each cell with its attention's comparisons, then the comparisons of pools."""
+    """Return two frames for tables.csv: cells with the comparisons of their attentions, and comparisons of pools."""
     found = pd.DataFrame(cells, columns=Cell._fields)
     unused = [] if found.published_mean.notna().any() else ["published_mean", "published_over_settings"]
     unused += [] if found.not_finite.any() else ["not_finite"]
@@ -86,7 +86,11 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List the columns with comparisons at the ceiling, such as "copy; reverse (KV)"."""
+    """List the columns with comparisons at the ceiling, such as "copy; reverse (KV)".
+
+    Only comparisons with the baseline of `compared[0]` count. If only some comparisons of a column are at the ceiling,
+    the attentions of these are named.
+    """
     words, baseline = [], compared[0].baseline
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
@@ -115,12 +119,15 @@ def left_out_of(compared: Compared) -> str:
 
 
 def better_in(compared: Compared) -> str:
-    """Return the number of pairs in which the first attention is better, such as "3 of 51"."""
+    """Return the number of pairs in which `attention` is better, such as "3 of 51"; a dash if it is unknown."""
     return f"{compared.better_in:.0f} of {compared.pairs}" if isfinite(compared.better_in) else "–"
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference and its interval in points. For a column in `solved`, return the numbers of solved runs."""
+    """Return the difference and, if known, its interval in points.
+
+    For a column in `solved`, return the numbers of solved runs, and of blocks won and lost, instead.
+    """
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"
@@ -140,7 +147,10 @@ def verdict_in_words(compared: Compared, kind: Metric) -> str:
 
 
 def _cell(kind: Metric, cell: Cell, usual: str) -> str:
-    """Return the mean ± standard deviation of a cell, with its numbers of runs if they are not the `usual`."""
+    """Return the mean ± standard deviation of a cell, and its `_count` unless this is `usual`.
+
+    For a cell without runs that have a value, return the reason.
+    """
     if cell.runs:
         count = _count(cell)
         return _spread(kind, cell.mean, cell.over_settings) + f", n = {count}" * (count != usual)
@@ -149,7 +159,10 @@ def _cell(kind: Metric, cell: Cell, usual: str) -> str:
 
 
 def _count(cell: Cell) -> str:
-    """Return the numbers of a cell, such as "24 (8 settings, 3 seeds)" or "5 of 24 (2 of 8 settings, 1 to 3 seeds)"."""
+    """Return the numbers of runs, settings and seeds of a cell, and of lost runs.
+
+    For example, "24 (8 settings, 3 seeds)" or "5 of 24 (2 of 8 settings, 1 to 3 seeds, 2 diverged)".
+    """
     settings = _of(cell.settings, cell.wanted_settings)
     few, most, wanted = cell.fewest_seeds, cell.most_seeds, -(-cell.wanted // cell.wanted_settings)
     seeds = f"{few:.0f} to {_of(most, wanted)}" if few < most else _of(most, wanted)
