@@ -435,6 +435,8 @@ def sharing() -> Told:
         "is {} to {} nats behind. If the query, too, is the same vector (Q=K=V), the model is {} nats",
         [min(latents), max(latents), nats["k"]],
     )
+    largest = max(open_record(f"{grid}-laptop").rows.parameters.max() for grid in ("follow-up", "cache"))
+    yield "models have at most {} million weights", [largest / 1e6]
     yield from padding()
     yield from retrofitted()
     yield from at_equal_parameters()
