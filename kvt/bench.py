@@ -246,9 +246,7 @@ def spread(quartiles: Iterable[float]) -> str:
 
 
 def number(value: float | None, unit: float = 1) -> str:
-    """Format a number divided by `unit`; None becomes an empty string.
-
-    An int with unit 1 keeps all digits. Other numbers get about three digits.
+    """Format value / unit with about three digits, an int with unit 1 with all digits, and None as an empty string.
 
     >>> number(12345), number(12345, 1e6), number(1234.5), number(1.0), number(None)
     ('12,345', '0.0123', '1,234', '1.00', '')

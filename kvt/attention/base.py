@@ -132,11 +132,9 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value; those that share a projection are the same tensor.
+        """Return query, key and value; UserError if there is a context but no query projection.
 
-        A query with its own projection is (B, heads, N, head_dim). The other tensors are (B, kv_heads, M, head_dim),
-        where M is the number of tokens of the context, or N without a context. Raises UserError if there is a context
-        but no query projection.
+        A query projection gives (B, heads, N, head_dim), each other projection one tensor (B, kv_heads, M, head_dim).
         """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
@@ -266,10 +264,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, keys and values, and append new keys and values to the cache.
-
-        The query is (B, heads, N, head_dim). Keys and values, including cached ones, are (B, kv_heads, M, head_dim).
-        """
+        """Append to the cache; return query, (B, heads, N, head_dim), keys and values, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -286,11 +281,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias; without a bias, return the mask.
-
-        With a bias, the result is a tensor of numbers to add to the logits, or a boolean mask if the variant overrides
-        `attend` or `attention_weights`.
-        """
+        """Return `mask`; with a bias, both as numbers to add to logits, or booleans if the variant cannot add them."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

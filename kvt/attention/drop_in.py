@@ -46,10 +46,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError: this class has no such weight.
-
-        With padded input, nn.TransformerEncoder reads the weight if `self_attn` is replaced after the encoder is made.
-        """
+        """Raise UserError: nn.TransformerEncoder reads it for padded input if `self_attn` was replaced afterwards."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 
@@ -57,10 +54,8 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
-        An attention with fewer projections takes only the weights of its projections: "kv" drops the query projection.
-        Raises UserError if a projection of either layer does not have `embed_dim` channels, if the attention has no
-        projections, or projections other than query, key and value, or if torch's layer has `add_bias_kv` or
-        `add_zero_attn`.
+        With fewer projections, it takes only their weights: "kv" drops the query's. Raises UserError for `add_bias_kv`
+        or `add_zero_attn`, without projections, or if one is not a query, key or value of `embed_dim` channels.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -88,12 +83,10 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, of the shape of `query`, and the attention weights.
 
-        The weights are averaged over heads, (B, N, M); with average_attn_weights=False, they are (B, heads, N, M). They
-        are None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`. No dropout is
-        applied to the returned weights.
-
-        The call is self-attention if `query` and `key` are the same tensor. `value` must be the same tensor as `key`.
-        Only self-attention uses `rope` and `attend_self=False`.
+        The weights, without dropout, are (B, N, M), averaged over heads, or (B, heads, N, M) if `average_attn_weights`
+        is False. They are None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`.
+        If `query` and `key` are the same tensor, this is self-attention, which alone uses `rope` and
+        `attend_self=False`. `value` must be `key`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
         The numbers of a floating-point mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored

@@ -90,10 +90,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask of numbers into a boolean mask and finite numbers to add to the logits.
-
-    For a boolean mask, or for None, return the mask and None.
-    """
+    """Split a mask of numbers into booleans and finite numbers to add to logits; any other gives the mask and None."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -103,11 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return `mask`, combined with a causal mask if `causal` is True.
-
-    The result is broadcastable to (B, heads, N, M); None means that all pairs are allowed. The queries have the last N
-    of the M positions.
-    """
+    """Return `mask`, made causal if `causal`; None allows all pairs; the queries have the last N of the M positions."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
@@ -134,10 +127,7 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits, (B, heads, N, M); a row is zero if the query may attend to no key.
-
-    `mask` is boolean, or numbers that are added to the logits; None allows all pairs.
-    """
+    """Return the map of logits, (B, heads, N, M), zero in rows without allowed keys; numbers in `mask` are added."""
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)

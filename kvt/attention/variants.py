@@ -1,7 +1,4 @@
-"""Attention variants, except those of the modules `latent` and `shared_keys`.
-
-In their formulas, α is the scale of the score, by default 1/√head_dim. g and c are gain and bias of `MapPosition`.
-"""
+"""Attention variants. In formulas, α is the scale, by default 1/√head_dim; g, c are gain and bias of `MapPosition`."""
 
 from typing import Any
 

@@ -40,10 +40,7 @@ def state_of(path: str | Path) -> str:
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Call `work()` unless `is_done()`; of several processes, one works and the others wait. `work` may call `once`.
-
-    Raises UserError if `data_dir/.cache` cannot be written.
-    """
+    """Call `work()` unless `is_done()`, one process at a time; calls may nest; UserError if .cache is not writable."""
     if is_done():
         return
     folder = data_dir / ".cache"

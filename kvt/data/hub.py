@@ -35,11 +35,9 @@ def base_name(named: str) -> str:
 
 
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return a dict that maps each split to its rows, and a list of column names, one for each of `kinds`.
+    """Return each split's rows, and the name of the only column of each kind; UserError if one or a split is missing.
 
-    A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val". Raises
-    UserError unless the data set can be loaded, each kind has exactly one column, all splits have the same features,
-    and all `needed` splits, "train" among them, exist.
+    A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val".
     """
     import datasets  # an optional dependency
 

@@ -30,9 +30,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the names of the classes, and a dict from each split to the paths and labels of its images.
 
-    The images are in `root/train/<class>/`, and in `test/<class>/`, `val/<class>/` or both. Raises UserError if train/
-    is missing, if test/ and val/ both are, if a split or a class of train/ has no images, or if test/ or val/ has a
-    class that train/ has not.
+    Images are in `root/train/<class>/`, and test/, val/ or both; UserError if any are missing or train/ lacks a class.
     """
     found = {}
     try:

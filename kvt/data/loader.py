@@ -27,18 +27,15 @@ def seed_generators(seed: int) -> None:
 class Batches:
     """Data loader of tensors with equal numbers of rows. After `load_state_dict`, it continues the saved epoch.
 
-    With `shuffle`, the loader yields the rows of epoch e in a `random_order` with a seed derived from (seed, e). With
-    `reseed`, it seeds torch's generators before each batch with a seed derived from (seed, e, batch, rank), so that
-    dropout does not depend on earlier batches.
+    With `shuffle`, rows are in a `random_order` with a seed from (seed, e) in epoch e. With `reseed`, torch's
+    generators get a seed from (seed, e, batch, rank) before each batch, which makes dropout independent of the past.
 
-    Process r of w processes takes the batches r, r + w, …. All processes take equal numbers of batches. With `shuffle`,
-    the b-th batches of all processes together equal batch b of a single process with w times the batch size, and fewer
-    than w batches at the end are left out. Without `shuffle`, each row is in exactly one batch, and the batches of
-    several processes have nearly equal sizes.
+    Process r of w takes batches r, r + w, …; all take equal numbers. With `shuffle`, the b-th batches of all processes
+    are batch b of one process with w times the batch size; fewer than w batches at the end are left out. Without
+    `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
 
-    If `device` is a CUDA GPU, the tensors are moved to it before the first batch, unless they take more than
-    `GPU_SHARE` of its free memory. Raises UserError if `batch_size` is not positive, or if there are too few rows for a
-    batch in each process.
+    If `device` is a CUDA GPU, the tensors first move to it, unless they take more than `GPU_SHARE` of its free memory.
+    Raises UserError if `batch_size` is not positive, or if there are too few rows for a batch in each process.
 
     Args:
         tensors: the data. The first dimension of every tensor is the number of rows.

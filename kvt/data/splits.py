@@ -26,8 +26,6 @@ def draw_apart(
 ) -> dict[str, tuple[Tensor, ...]]:
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
-    The result maps the name of each split to its tensors.
-
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
     a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an example in
     common, a hash of the input assigns every possible example to one split, and `redraw` replaces each example that is
@@ -38,8 +36,7 @@ def draw_apart(
         sizes: dict that maps the name of each split to its number of examples.
         seed: seed of all draws.
         tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
-        redraw: function that returns another example of the same kind for each given example, so that the splits keep
-            the fractions of the kinds. The function decides what a kind is.
+        redraw: function that returns, for each given example, another of the same kind; it decides what a kind is.
         by_hash: with `redraw`: whether a hash assigns examples to splits even if the splits have no example in common.
     """
     names = [*sizes]

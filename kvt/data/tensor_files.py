@@ -24,10 +24,7 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Read the splits `names` of a file with a dict like `LAYOUT`, as memory-mapped tensors.
-
-    Raises UserError if the file is missing, unreadable or has other content.
-    """
+    """Read splits of a file like `LAYOUT` as memory-mapped tensors; UserError if it is missing or has other content."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)

@@ -67,10 +67,7 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The file `root`, or the files in the folder `root` that match `pattern`, without empty files.
-
-        Raises UserError if no file is left.
-        """
+        """The file `root`, or files in folder `root` that match `pattern`, if not empty; UserError if none is left."""
         listed = [self.root] if self.root.is_file() else self._listed()
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())

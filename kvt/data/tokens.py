@@ -49,9 +49,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """A mapping between symbols and ids. The id of a symbol is its position in the list `vocab`.
-
-    Symbols that are equal in Unicode's form NFC are the same symbol.
+    """A mapping between symbols and ids, their positions in the list `vocab`; symbols equal in Unicode's NFC are one.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -188,10 +186,7 @@ def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read the tokenizer.json of a byte-level BPE tokenizer.
-
-    Raises UserError if the file is missing or has other content.
-    """
+    """Read the tokenizer.json of a byte-level BPE tokenizer; UserError if it is missing or has other content."""
     require_file(path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's")
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 

@@ -26,10 +26,7 @@ projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section with a plot and a table of each attention's validation loss and the size of its cache.
-
-    Yield nothing if no finished run has a validation loss.
-    """
+    """Yield a plot and a table of attentions' validation losses and cache sizes; nothing if no run has such a loss."""
     if LOSS not in results.finished:
         return
     cached = results.finished.name.map({run.name: cache_bytes(run) for run in grid.runs})
@@ -82,10 +79,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Plot the loss of each attention against the size of its cache, with a panel for each setting.
-
-    Error bars are 95 % intervals of the difference from the attention `first`.
-    """
+    """Plot losses against cache sizes, a panel a setting; bars are 95 % intervals of the difference from `first`."""
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

@@ -47,10 +47,7 @@ reach it."""
 
 
 def levels(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section with plots of accuracies and levels, and a section with tables (see `_tables`).
-
-    Yield nothing if no run has finished.
-    """
+    """Yield plots of accuracies and levels, then tables (see `_tables`); nothing if no run has finished."""
     if not len(known := results.finished):
         return
     known, length = add_cycles(known, grid), grid.runs[0].value("length")
@@ -157,10 +154,7 @@ def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> 
 
 
 def _tables(known: pd.DataFrame, histories: pd.DataFrame, length: int) -> Iterator[Markdown]:
-    """Yield a heading and a table of mean accuracies for each model size, and a legend.
-
-    If `histories` has validation accuracies, also yield a heading and a table of steps to 99 % accuracy.
-    """
+    """Yield tables of mean accuracies by model size, and of steps to 99 % if `histories` has validation accuracies."""
     attentions = known.attention.unique()
     for size, of_size in known.groupby(SIZE):
         yield Markdown("### {}").format(_name(size))

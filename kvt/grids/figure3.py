@@ -14,11 +14,7 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section with a figure: a map of the first run of each task and attention.
-
-    Yield nothing unless all runs of the grid are finished, and the best checkpoints of these first runs are in
-    `results.root`.
-    """
+    """Yield maps of the first run of each task and attention if all runs are finished and these have checkpoints."""
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:
         runs.setdefault((run.task, run.attention), run)

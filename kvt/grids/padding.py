@@ -21,10 +21,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a section with a table and a plot of the result of `perplexity_costs` for the first attention of the grid.
-
-    Yield nothing if no two finished runs form a pair.
-    """
+    """Yield a table and a plot of `perplexity_costs` for the first attention; nothing if no finished runs pair up."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return
@@ -48,10 +45,7 @@ def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def costs_table(pairs: pd.DataFrame) -> Markdown:
-    """Return a Markdown table of mean excesses in per cent.
-
-    It has a row for each attention, and a column for each share of padding.
-    """
+    """Return a table of mean excesses in per cent: a row for each attention, a column for each padding share."""
     pairs = pairs.assign(padding=pairs.padding.round(2))
     shares, rows = sorted(pairs.padding.unique()), []
     for attention, of_attention in pairs.groupby("attention", sort=False):
@@ -67,10 +61,7 @@ def costs_table(pairs: pd.DataFrame) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(pairs: pd.DataFrame, first: str) -> Figure:
-    """Plot the excess of perplexity against the share of padding.
-
-    Filled marks are over all targets, empty marks over targets that are not padding.
-    """
+    """Plot excess perplexity against the share of padding: filled marks over all targets, empty ones over real ones."""
     figure = Figure(figsize=(WIDTH, 2.6))
     axes = figure.subplots()
     limit_ticks(axes, 5)

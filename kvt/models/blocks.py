@@ -17,10 +17,7 @@ MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a give
 
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
-    """Return the factory of a model's attention layers: `attention` itself, or an `AttentionFactory` for a name.
-
-    Raises UserError for a name without `heads`.
-    """
+    """Return `attention`, or, if it is a name, its `AttentionFactory`; UserError for a name without `heads`."""
     if not isinstance(attention, str):
         return attention
     if heads is None:
@@ -125,10 +122,7 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block, and pass `attend` to the attention: (B, N, dim) → (B, N, dim).
-
-        If `token` is an index, return only the output of this token, (B, dim).
-        """
+        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`; the attention gets `attend`."""
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -172,10 +166,7 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim).
-
-        If `token` is an index, return only the output of this token, (B, dim).
-        """
+        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]

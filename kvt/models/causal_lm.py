@@ -74,11 +74,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return the logits of the token after `tokens`: int64 (B, N) → (B, vocab_size).
-
-        Attention is always causal. If there are caches, they contain the tokens before `tokens`, and `tokens` are
-        appended.
-        """
+        """Return next logits, int64 (B, N) → (B, vocab_size), and append `tokens` to the caches of earlier tokens."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
@@ -91,10 +87,8 @@ class CausalLM(nn.Module):
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        The embedding must have no table of positions. Attentions must be derived from `Attention`. They must not
-        override `forward`, `gain_and_bias`, `logits` or `attention_weights`, because an override might use absolute
-        positions. Overrides of `rotate`, `merge` and `attend` must be kvt's own: with these, the output of an attention
-        layer depends on positions only through distances.
+        There must be no table of positions, and no attention with its own `forward`, `gain_and_bias`, `logits` or
+        `attention_weights`, or with a user's `rotate`, `merge` or `attend`: these might use absolute positions.
         """
 
         def is_relative(attention: type) -> bool:

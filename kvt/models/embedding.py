@@ -86,10 +86,7 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `given`, the arguments of an attention, with rope=1 added if `positions` is "rotary".
-
-    rope=1 is not added if `given` contains rope, or if the class is a `NormedSharedKV`, which has its own default.
-    """
+    """Return `given`; `positions` "rotary" adds rope=1 unless `given` has rope or the class is a `NormedSharedKV`."""
     own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 

@@ -13,10 +13,7 @@ Fill = Callable[[Tensor], Tensor]  # fills a tensor in place and returns it
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Initialise the projections of attention layers as the paper's authors do.
-
-    Weights come from U(±√(6 / (rows + columns))), and biases are 0.
-    """
+    """Initialise attention projections from U(±√(6 / (rows + columns))), biases with 0, as the paper's authors do."""
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
             _fill(linear, nn.init.xavier_uniform_)
@@ -35,9 +32,7 @@ def xavier(model: nn.Module) -> None:
 def gpt2(model: CausalLM) -> None:
     """Initialise a `CausalLM` that has tied=True as in GPT-2 (Radford et al. 2019, §2.3).
 
-    Embeddings and the matrices of attention projections and feed-forward networks come from N(0, 0.02²), except the
-    last matrix of each residual branch, which comes from N(0, 0.02² / (2 · number of layers)). The biases of these
-    layers and of the head are 0.
+    Embeddings and matrices are N(0, 0.02²), a residual branch's last matrix N(0, 0.02² / (2 · layers)); biases are 0.
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

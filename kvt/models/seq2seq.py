@@ -111,10 +111,7 @@ class Seq2Seq(nn.Module):
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append target tokens, int64 (B, 1), to the state; return the next token's logits, (B, target_vocab_size).
-
-        Raises UserError if the self-attention of the decoder ignores its cache.
-        """
+        """Append tokens, (B, 1); return the next logits, (B, target_vocab_size); UserError if the cache is ignored."""
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)

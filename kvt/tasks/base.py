@@ -32,12 +32,10 @@ class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
-    learning rate is 1e-3 and constant, unless the subclass passes arguments of `set_rate` to
-    `super().__init__(spec, …)`.
+    learning rate is constant, 1e-3, unless it passes arguments of `set_rate` to `super().__init__(spec, …)`.
 
-    A validation or test metric is computed over all predictions of an epoch, regardless of the batch size. A training
-    metric is computed over the training steps since it was last logged. It is logged every `log_every_n_steps` training
-    steps, before each validation, and at the end of each epoch.
+    Validation and test metrics are over all predictions of an epoch; training metrics over the steps since the last
+    log, which is every `log_every_n_steps` steps, before a validation, and at the end of an epoch.
     """
 
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
@@ -60,10 +58,7 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Skip the slow checks of nn.Module if an existing attribute is set to a string or None.
-
-        The Trainer sets such attributes about 50 times a step.
-        """
+        """Skip nn.Module's slow checks if an existing attribute becomes a string or None, as in every step."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -244,10 +239,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, and average those of an epoch's last optimiser step over the batches of this step.
-
-        Lightning divides every loss by `accumulate_grad_batches`, although the last step may have fewer batches.
-        """
+        """Compute gradients; correct an epoch's last step, which may have fewer batches than Lightning divides by."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -350,10 +342,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return a class of kvt by its name, or a user's class by its import path.
-
-    Raises UserError if there is no such class, or if it does not derive from `base`.
-    """
+    """Return kvt's class of this name, or a user's from its import path; UserError if none derives from `base`."""
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])

@@ -158,10 +158,7 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Return at least `count` examples of a split in batches of 16, or the whole split if it is smaller.
-
-        The examples are random, or the first ones if the split is not "train" and `keeps_order` is true.
-        """
+        """Yield at most ⌈count/16⌉ batches of 16: the first rows if `keeps_order`, but not of "train", else random."""
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
@@ -190,10 +187,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings` in the canonical form of kvt's data class `name`, or unchanged if kvt has no such class.
-
-    No other class is imported, because `name` may come from an untrusted file.
-    """
+    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged; import no other class."""
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 

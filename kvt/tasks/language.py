@@ -494,10 +494,8 @@ class LanguageTask(BlockTask, Classification):
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
         """Yield the prompt, then each of `tokens` new tokens as text; end after the first `stop` in the new text.
 
-        The task must be in eval mode. An empty prompt stands for the most frequent character or word; with bytes or
-        byte pairs, for the beginning of a document. `how` has the arguments temperature, top_k and top_p of
-        `kvt.models.generation.sample`. Raises UserError for a masked language model, for an unknown symbol in the
-        prompt, and for arguments that `sample` does not allow.
+        Needs eval mode. An empty prompt is the most frequent symbol, or for bytes and byte pairs the start of a
+        document. `how` has temperature, top_k, top_p of `sample`. UserError for a masked model or an unknown symbol.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")

@@ -71,10 +71,7 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make the model for the Trainer's data if the task has none yet; raise UserError if the data have no `spec`.
-
-        Lightning calls this method before `setup`, in which callbacks may copy the model.
-        """
+        """If there is no model, make it for the Trainer's data before callbacks copy it; UserError without `spec`."""
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -102,11 +99,7 @@ class BlockTask(Task):
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return the expansion with which the task has as many parameters as with attention `match`, to within 0.5 %.
-
-        Adds the expansion and the numbers of parameters to `metric_notes`. Raises UserError if there is no such
-        expansion, if kvt has no attention `match`, or if the model has no feed-forward networks.
-        """
+        """Return the expansion with as many parameters as with attention `match`, ±0.5 %, or raise UserError."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 

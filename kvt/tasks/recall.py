@@ -181,10 +181,8 @@ TRIES = 1000  # `tries` of `draw_apart`
 class Recall(TaskData):
     """Sequences with questions about earlier symbols. A batch is (symbols, answers, distances), all int64 (B, length).
 
-    The answer at a position is the symbol to predict there, or −100 if there is no question. The distance is the number
-    of positions from the answer's earlier occurrence to the question, or 0 if there is no question. A sequence may
-    occur twice in a split, but never in two splits: `draw_apart` replaces such a sequence by another with as many
-    questions.
+    An answer is the symbol to predict, a distance the number of positions since its earlier occurrence; without a
+    question, they are −100 and 0. No sequence is in two splits: `draw_apart` draws another with as many questions.
 
     Args:
         task: mqar, associative_recall, induction or selective_copy.

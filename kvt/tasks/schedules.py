@@ -92,10 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule. Momentum or the first beta, if any, varies too unless the user sets it.
-
-    If it varies and the run names the optimiser, a note in the task's `metric_notes` says so.
-    """
+    """Return torch's one-cycle schedule; momentum or the first beta, if any, varies too unless the user sets it."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))

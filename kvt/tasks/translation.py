@@ -196,10 +196,7 @@ class SentencePairs(TaskData):
 
 
 def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return the pairs of lines of two files, in Unicode's form NFC and without white space at both ends.
-
-    Raises UserError if a file is missing, empty or not UTF-8, or if the files differ in the number of lines.
-    """
+    """Return pairs of stripped NFC lines of two files; UserError for a bad file or different numbers of lines."""
     texts = [read_text(path, "add the file, or choose other languages or another root") for path in (source, target)]
     # str.splitlines also splits at characters such as U+2028, so that the two files would not match
     ours, theirs = ([nfc(line.strip()) for line in text.removesuffix("\n").split("\n")] for text in texts)
@@ -220,10 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return a function that splits a sentence by spaCy's rules, such as "Don't run." into Do, n't, run and ".".
-
-    Raises UserError if spaCy does not know the language.
-    """
+    """Return a splitter by spaCy's rules, "Don't run." → Do, n't, run, "."; UserError for an unknown language."""
     code = language_code(language)
     import spacy
 
@@ -239,13 +233,11 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
     Every pair of neighbouring tokens without a quotation mark votes on two rules: the left token is joined to every
-    token after it, and the right token is joined to every token before it. A pair without a space votes for both rules,
-    and a pair with a space votes against both. The rule with the most votes is accepted first, and its pairs lose their
-    votes on other rules: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule. This repeats while a rule
-    has more votes for than against it.
+    token after it, and the right token to every token before it; for both if it has no space, against both if it has
+    one. While a rule has more votes for than against it, that with the most is accepted, and its pairs lose their votes
+    on others: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
-    Returns two sorted lists: the tokens to join to the token before them, such as "." and "n't"; and the tokens to join
-    to the token after them, such as "(".
+    Returns two sorted lists: tokens to join to the one before, such as "." and "n't"; and to the one after: "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
@@ -381,10 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return a dict of "loss", "ppl" and "found", the result of `losses`.
-
-        The loss has label smoothing. "ppl" is the mean of −log p of the true words, in nats per token.
-        """
+        """Return "loss" (smoothed), "ppl" (mean −log p of true words, in nats) and "found", what `losses` returns."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -398,10 +387,7 @@ class TranslationTask(BlockTask):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Return the translations of sentences, by beam search, or by greedy decoding if `beam` is 1.
-
-        The task must be in eval mode. Raises UserError if a sentence is too long for the model, or `beam` is below 1.
-        """
+        """Translate by beam search, greedily if `beam` is 1; needs eval mode; UserError if a sentence is too long."""
         require_positive(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
