@@ -567,10 +567,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Return the parsed `RUN_FLAGS`, --attn and --print_config, and the rest of the command line, which keeps --attn.
-
-    Raises UserError if --resume names no folder of a run, or comes with another one of `RUN_FLAGS`.
-    """
+    """Return parsed `RUN_FLAGS`, --attn, --print_config, and the rest, with --attn; UserError if --resume is unfit."""
     parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")

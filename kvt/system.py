@@ -98,10 +98,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Import an object and return it; None if its module has no such name.
-
-    `import_class` documents the arguments. Raises UserError if `path` is no import path, or its module does not exist.
-    """
+    """Like `import_class` for any object; None if its module has no such name; UserError if there is no such module."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")

@@ -17,20 +17,14 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with a new column for each table that has `over_training`.
-
-    The column has the mean of the metric over all validations of a run. A metric that `histories` lacks has no column.
-    """
+    """Return `results` with a column for each `over_training` in `histories`: the mean over a run's validations."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return the first step at which a run's metric reaches `NEARLY` · the highest possible value, by the run's name.
-
-    Runs that never reach this value are left out.
-    """
+    """Return by run the first step at which a metric reaches `NEARLY` · its highest possible value, if it ever does."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
@@ -75,10 +69,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(results: pd.DataFrame, table: Table) -> list[Cell]:
-    """Return a cell for each column and attention of a table, column by column.
-
-    Attentions that are `untried` and have no published numbers are left out.
-    """
+    """Return a cell for each column and attention, but none for `untried` attentions without published numbers."""
     cells, hidden = [], {*untried(results)} - {*table.published}
     for column, attention in product(table.columns, [a for a in results.attention.unique() if a not in hidden]):
         ours = table.runs(results, column)
@@ -132,12 +123,10 @@ class Compared(NamedTuple):
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
     """Return the comparisons of attentions in each column and pool of a report's tables.
 
-    Each attention is compared with the first one of `results`, and with the other attention of each pair in
-    `Table.pairs`. Two attentions without a pair of runs have no comparison. A comparison with a margin (see
-    `Table.margin_of`) has a verdict and, if it can be tested, a p-value. The p-values are corrected for their number
-    (Holm).
-    A setting in which all runs are at the ceiling, or all at chance, is left out, because it cannot show a difference.
-    If no setting is left, the comparison is over all settings, and is not tested.
+    Each attention is compared with the first one of `results` and with its partners in `Table.pairs`, if they have a
+    pair of runs. A comparison with a margin (`Table.margin_of`) has a verdict and, if it can be tested, a p-value;
+    p-values are corrected for their number (Holm). A setting with all runs at the ceiling, or all at chance, shows no
+    difference and is left out; if no setting is left, the comparison is over all settings, and is not tested.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -203,10 +192,7 @@ def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the finished runs of a column or pool, with the task's name before `setting`, and with `above_chance`.
-
-    `above_chance` is the accuracy minus the accuracy of guessing; NaN if either is unknown.
-    """
+    """Return finished runs, with the task's name before `setting`; `above_chance`: accuracy minus guessing, or NaN."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
@@ -221,11 +207,7 @@ def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return the comparison with its counts and its difference.
-
-    In a column of `Table.solved`, the difference is that of the shares of solved runs, and there is no interval. Else
-    there is an interval unless the comparison is `untested`. A p-value needs a margin and a tested comparison.
-    """
+    """Return `line` with its counts, difference (of solved shares in a `solved` column), any interval and p-value."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)

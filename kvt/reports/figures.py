@@ -242,10 +242,7 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
 
 
 def as_svg(figure: Figure) -> str:
-    """Return a figure as an <svg> element with text as paths.
-
-    With the same version of matplotlib, the same figure always gives the same bytes.
-    """
+    """Return a figure as <svg> with text as paths; the same bytes for the same figure and version of matplotlib."""
     file = StringIO()
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "kvt"}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -257,10 +254,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def as_pdf(figure: Figure) -> bytes:
-    """Return a figure as a PDF with embedded fonts.
-
-    With the same version of matplotlib, the same figure always gives the same bytes.
-    """
+    """Return a figure as PDF with embedded fonts; the same bytes for the same figure and version of matplotlib."""
     file = BytesIO()
     with rc_context({"pdf.fonttype": 42}):  # 42: TrueType fonts, because journals refuse matplotlib's Type 3
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})

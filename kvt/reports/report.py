@@ -79,12 +79,11 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return the grid reduced to the best run of each sweep, and a text that describes the sweeps.
+    """Return the grid with only the best run of each sweep, and a text on these; without `best_of`, the grid and None.
 
-    The runs of a sweep differ only in the setting that the grid names in `best_of`. The best run has the best value of
-    the task's `monitor`; if no run has finished, the first run is the best. The setting is removed from all runs, so
-    that runs of two attentions with different values of the setting are compared as a pair. Without `best_of`, return
-    the unchanged grid and None. Raises UserError as `swept_setting` does.
+    The runs of a sweep differ only in the setting that `best_of` names. The best run has the best value of `monitor`,
+    or is the first if none has finished. The setting is removed from all runs, so that runs of two attentions with
+    different values of the setting are compared as a pair.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -132,11 +131,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = 
 
 
 def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield the sections of a grid's report; raise an error if the function of a section fails.
-
-    An error in which `mistake_in` finds a mistake is raised unchanged. For other errors, print the traceback and raise
-    UserError.
-    """
+    """Yield the sections of a grid's report; if a function has a bug, print the traceback and raise UserError."""
     for name in grid.file.sections:
         try:
             yield from [*_function(grid, name)(grid, results)]
@@ -149,10 +144,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if an entry of a grid about its report is invalid.
-
-    A study calls this function before its first run.
-    """
+    """Raise UserError if an entry of a grid about its report is invalid, before a study's first run."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -180,10 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return the value of `monitor`, negated if less is better.
-
-    NaN and ±inf give −inf. Return None if the run has not finished or has no such value.
-    """
+    """Return `monitor`, negated if less is better; −inf for NaN and ±inf; None if unfinished or without this value."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

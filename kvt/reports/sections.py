@@ -96,10 +96,7 @@ def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
 
 
 def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return a list of one sentence about the verdicts of a table, or [] without verdicts.
-
-    The sentence lists the comparisons that are decided or have lost runs, and counts the other verdicts.
-    """
+    """Return one sentence in a list: comparisons decided or with lost runs, counts of others; [] without verdicts."""
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         those = [one for one in compared if one.verdict == verdict]
@@ -222,10 +219,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield a section with parameters and times, divided by those of the first attention on the same machine.
-
-    Yield nothing if no run of the first attention has finished.
-    """
+    """Yield a section: parameters and times relative to the first attention on the same machine, if it has results."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return

@@ -68,9 +68,7 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def blocks(settings: pd.Series) -> pd.Series:
-    """Return the block of each setting: the setting without its number of heads.
-
-    Runs of a block with the same attention and seed start from the same weights.
+    """Return settings without `heads`, as blocks: runs of a block, attention and seed start from the same weights.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']
@@ -134,11 +132,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return the verdict of a comparison.
-
-    `different` is the corrected p-value, and NaN with too few seeds. `as_good` is True if the 90 % interval is within
-    the margin. `better` is the direction of the metric: "more", "less" or None.
-    """
+    """Return a verdict. `different`: corrected p-value, NaN: too few seeds; `as_good`: 90 % interval within margin."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

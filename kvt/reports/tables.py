@@ -46,9 +46,7 @@ def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of a name such as "val/loss"; for an undeclared name, a `Metric` with this name alone.
-
-    Declarations of `tasks` take precedence over those of kvt.
+    """Return the `Metric` of a name such as "val/loss", as declared by `tasks`, else kvt, else with this name alone.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -110,10 +108,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Return a dict that maps each column to the names of its runs; if `columns` is None, each task is a column.
-
-    Raises UserError if a column has no runs at any scale of the grid.
-    """
+    """Map each of `columns` (None: each task) to its runs' names; UserError for one without runs at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -195,10 +190,7 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
 
 
 def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
-    """Return the accuracy of guessing by run: the recorded share of the largest class, or the `chance` of the data.
-
-    Runs that have neither are left out.
-    """
+    """Return the accuracy of guessing by run, if known: recorded share of the largest class, or the data's `chance`."""
     chances = {}
     for run in grid.runs:
         shares = outcome_of(run, outcomes).result.get("largest_class") or {}
@@ -207,20 +199,14 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the `curves` of a grid: for each figure of learning curves a list of metrics, the main metric first.
-
-    Raises UserError if a metric is unknown.
-    """
+    """Return the `curves` of a grid: for each figure its metrics, the main one first; UserError if one is unknown."""
     known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return the `against` of a grid: it maps the label of a figure's x-axis to a setting or to a pattern with *.
-
-    Raises UserError if no run has the setting.
-    """
+    """Return `against`: for an x-axis's label, a setting or a pattern with *; UserError if no run has the setting."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

@@ -30,12 +30,10 @@ class RunCallback(L.Callback):
     """Keeps the history of a run, saves the state that Lightning leaves out of checkpoints, and ends the run.
 
     * The history has a row for each step at which the run logs metrics. A logged loss that is not finite ends the run.
-    * The learning rate, the norm of the gradients, the training time and the speed are logged every
-      `log_every_n_steps` steps.
-    * The training time excludes validation, pictures and checkpoints.
-    * A checkpoint also has the history, the training time, the running means since the last log, the metrics that
-      callbacks read, and accumulated gradients. It has no state of random generators, because `Batches` seeds them
-      before each training batch.
+    * Learning rate, norm of the gradients, training time (without validation, pictures and checkpoints) and speed are
+      logged every `log_every_n_steps` steps.
+    * A checkpoint also has the history, training time, running means since the last log, metrics that callbacks read,
+      and accumulated gradients; no state of random generators: `Batches` seeds them before each training batch.
     * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
     * Ctrl-C or a signal of a cluster stops the run after the current step, or after the validation that follows this
       step. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation and end
@@ -147,10 +145,7 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """Add a metric to the history, and end the run if it is a loss that is not finite. Outside `fit`, do nothing.
-
-        `Task.record` calls this method.
-        """
+        """In `fit`, add a metric of `Task.record` to the history, and end the run if a loss is not finite."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -180,10 +175,7 @@ class RunCallback(L.Callback):
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Add the time since `_since` to `seconds`, and `_read`, summed over all processes, to `count`; reset both.
-
-        Waits for the work of a GPU. If `goes_on` is False, the clock stops until the next training batch.
-        """
+        """Wait for a GPU; add time to `seconds`, all processes' `_read` to `count`; stop the clock unless `goes_on`."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0
@@ -245,10 +237,7 @@ class Best(ModelCheckpoint):
 
 
 class Last(ModelCheckpoint):
-    """Saves last.ckpt, from which a run resumes.
-
-    It is saved after every validation, or every epoch of a run without validation, and when a signal stops the run.
-    """
+    """Saves last.ckpt, from which a run resumes, after each validation (or epoch, if none) and on a stopping signal."""
 
     state_key = "last"
     on_train_batch_end = L.Callback.on_train_batch_end

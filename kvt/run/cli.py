@@ -161,11 +161,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section, as plain data.
-
-    The result lacks --config, the settings `model.spec` and `data.seed`, which follow from others, and those arguments
-    of the optimiser and of callbacks that equal their defaults.
-    """
+    """Return settings by section as plain data, without derived ones and defaults of the optimiser and callbacks."""
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)
@@ -184,10 +180,7 @@ def _known_parser(**classes: Any) -> Parser:
 
 
 def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
-    """Return `config`, overridden by flags, with defaults for missing settings, and values of their declared types.
-
-    Raises UserError like `parse`.
-    """
+    """Return `config`, overridden by flags, with defaults and values of declared types; UserError like `parse`."""
     return parse(_known_parser(**classes_of(config)), config, words)[1]
 
 

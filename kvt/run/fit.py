@@ -70,19 +70,16 @@ def train(
 ) -> Result:
     """Train, test the best checkpoint, and return the result.
 
-    If a signal stops the run, the function prints how to resume the run, or that nothing was saved, and exits with
-    128 + the signal's number.
+    If a signal stops the run, print how to resume it, or that nothing was saved; exit with 128 + the signal's number.
 
     Args:
         config: the run's configuration, or a parsed command line.
         folder: folder for the run's files; default: a new lightning_logs/<task>/<attn>/version_N.
-        resume: whether to continue from checkpoints/last.ckpt in the folder, if this file exists; the result is the
-            same as without the stop.
+        resume: whether to continue from an existing checkpoints/last.ckpt in the folder, as if the run had not stopped.
         test: whether to test the best checkpoint, or the final weights if there is none. A run that has diverged, or
             whose data have no test split, is not tested.
         callbacks: further Lightning callbacks.
-        quiet: whether to draw no pictures, print no line with the folder, and keep Lightning's messages, as a worker
-            of a study does for its log.
+        quiet: whether to draw no pictures, not to print the folder, and to keep Lightning's messages, as in a study.
 
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
@@ -302,10 +299,7 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
 
 def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Read the data, load the weights of `cli.start` into the task, and return checkpoint and Trainer.
-
-    Raises UserError if there is no checkpoint, or if it does not fit the settings or the data.
-    """
+    """Read the data, load `cli.start` into the task, return it and a Trainer; UserError if it is missing or unfit."""
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule

@@ -96,10 +96,7 @@ class Checkpoint:
         return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task in eval mode.
-
-        Raises UserError like `section`, and if the task is no `kind` or its weights do not fit.
-        """
+        """Return the trained task in eval mode; UserError like `section`, for another kind and unfit weights."""
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
@@ -186,10 +183,7 @@ class Checkpoint:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value has no dict with a `class_path`, and no text that YAML reads as a dict or a list.
-
-    The parser reads text as YAML, and imports the class of a `class_path`.
-    """
+    """Return whether parsing imports no class: no dict has a `class_path`, no text is a dict or a list in YAML."""
     if isinstance(value, str):
         with suppress(yaml.YAMLError, ValueError):
             return not isinstance(yaml.safe_load(value), dict | list)

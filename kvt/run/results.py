@@ -82,9 +82,7 @@ def save_results(
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with a heading and one line for each example. Floats are rounded to four decimals.
-
-    If a tensor has several numbers for an example, their list fills one cell.
+    """Write a CSV with a heading and a line per example; floats are rounded to four decimals; a list fills one cell.
 
     Args:
         path: path of the CSV.

@@ -40,10 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ClaimsEntry:
-    """Pairs of attentions to compare in a column or pool of a table, at one scale.
-
-    Differences below `margin`, in points, count as equal.
-    """
+    """Attentions to compare in a column or pool, at one scale; differences below `margin` (points) count as equal."""
 
     scale: str
     column: str
@@ -132,11 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings that a value of an axis sets, with values of their declared types.
-
-        A mapping sets several settings unless it is the value of one setting, such as `optimizer`. Raises UserError for
-        an unknown setting, and for a value that a setting does not accept.
-        """
+        """Return the settings that an axis's value sets (a mapping may set several), with values of declared types."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}

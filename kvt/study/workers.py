@@ -46,10 +46,7 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Delete error.txt of a failed run, and all its files if one is damaged or belongs to another configuration.
-
-    If another process uses the folder, delete nothing.
-    """
+    """Unless in use, delete a failed run's error.txt, and all files if one is damaged or of another configuration."""
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -112,10 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` until a run ends. Yield each job that has ended, and a message.
-
-        The message says how the process died. It is "" if the process did not die.
-        """
+        """Wait at most `seconds` until a run ends; yield ended jobs, each with how its process died, or else ""."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()

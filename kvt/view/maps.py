@@ -68,11 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """The eigenvalues of self-attention maps, complex (heads, N).
-
-        None if the maps are causal (their eigenvalues are their diagonals), if `scores` is None, or if `sums_to_one`
-        is false for the maps.
-        """
+        """Eigenvalues of the maps, complex (heads, N); None if causal, without `scores`, or not `sums_to_one`."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -154,10 +150,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for every head of the layers with `looked_at` and `symmetric`.
-
-    A line has the cycles of `looked_at`, the symmetric share if it is finite, and the range of the eigenvalues if the
-    layer has `eigenvalues`.
+    """Return a line for every head with `looked_at`: its cycles, and if known symmetric share and eigenvalue range.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -282,10 +275,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with column labels below it and, if `beside`, row labels on its left.
-
-    Numbers replace labels that are None or too many to be readable.
-    """
+    """Draw a map (N, M) with column and, if `beside`, row labels; numbers replace missing or too many labels."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -299,10 +289,7 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the asymmetry of a map's scores, if there are scores, and the mean entropy of the map's rows.
-
-    If the rows do not sum to 1, the text has their mean sum in place of the entropy.
-    """
+    """Return as text the asymmetry of the scores, if any, and the mean entropy of the rows, or mean sum if not 1."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"
