@@ -257,7 +257,7 @@ def claims(judged: Mapping[str, Any], name: str) -> Markdown:
         lines.append([key, says, *[claim.get("published", "–")] * own, found.measured, said, _rests_on(claim)])
     verdicts = [found.verdict for _, found in judged.values()]
     counts = {word: sum(text.startswith(word) for text in verdicts) for word in COUNTED_AS}
-    told = ", ".join(f"{word}: {number}" for word, number in counts.items() if number)
+    told = "; ".join(f"{word}: {number}" for word, number in counts.items() if number)
     return Markdown("Of {} claims: {}.\n\n").format(str(len(judged)), told) + markdown_table(lines)
 
 
@@ -414,7 +414,7 @@ def raised(
 
 
 def _corrected(numbers: Comparison, record: Record) -> float:
-    """Return the p-value times the number of p-values, the record's and this one: at least that of Holm's method."""
+    """Return the Bonferroni-corrected p-value for this test and the record's tests; Holm's is never larger."""
     return min(1, numbers.different * (1 + sum(np.isfinite(line.p) for line in record.lines)))
 
 

@@ -423,7 +423,10 @@ def sharing() -> Told:
         nats = line("three-projections-laptop", "human_numbers", name, table=1).difference
         yield "numbers in words cost {} nats more", [nats]
     assert line("three-projections-laptop", "sort and images", "qkv, kv_heads 1").verdict == "as good"
-    for way, words in (("qkv, kv_heads 1", "values is {} points behind QKV [{}, {}]"), ("k", "and Q=K=V {} [{}, {}]")):
+    for way, words in (
+        ("qkv, kv_heads 1", "values is {} points behind QKV [{}, {}]"),
+        ("k", "Q=K=V is {} points behind [{}, {}]"),
+    ):
         yield words, behind("three-projections-laptop", "sort and images", way)
     found = line("recall-workstation", "64 symbols, 4 pairs", "k")
     yield "finds [keys in {} of {} models]", [found.solved, found.pairs]

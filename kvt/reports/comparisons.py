@@ -101,7 +101,7 @@ class Compared(NamedTuple):
     column: str
     attention: str
     baseline: str
-    left_out: int  # number of settings in which all runs are at the ceiling, or all at chance
+    left_out: int  # number of settings at the ceiling or at chance that the comparison does not use
     pairs: int = 0
     settings: int = 0
     seeds: int = 0
@@ -164,9 +164,9 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
             pair = [attention, baseline]
             if {*pair} <= set(wide) and len(every := wide[pair].dropna()):
                 both = telling[pair].dropna()
-                left_out = len(every.index.unique("setting")) - len(both.index.unique("setting"))
-                line = Compared(number, column, attention, baseline, left_out)
                 shown = both if len(both) else every
+                left_out = len(every.index.unique("setting")) - len(shown.index.unique("setting"))
+                line = Compared(number, column, attention, baseline, left_out)
                 above = known[known.attention.isin(pair)].set_index(["setting", "seed"]).above_chance
                 untested = _untested(shown, above[shown.index], table) or SILENT * (not len(both))
                 if lost & {*pair}:

@@ -121,7 +121,7 @@ class RunConfig:
         """The run's name: 12 hexadecimal digits of a hash of `asked`.
 
         A new argument with a default does not rename runs. If a later version of kvt changes a default, a configuration
-        with the default keeps its name. `differences` from the config.yaml of an earlier run reports the change,
+        that leaves it unset keeps its name. `differences` from the config.yaml of an earlier run reports the change,
         because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)

@@ -232,12 +232,12 @@ def splitter(language: str) -> Callable[[str], SpacedTokens]:
 def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     """Learn which tokens usually have no space before them, and which tokens usually have no space after them.
 
-    Every pair of neighbouring tokens without a quotation mark votes on two rules: the left token is joined to every
-    token after it, and the right token to every token before it; for both if it has no space, against both if it has
-    one. While a rule has more votes for than against it, that with the most is accepted, and its pairs lose their votes
-    on others: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
+    Every pair of neighbouring tokens without a quotation mark votes on two rules: to join the left token to every token
+    after it, and the right token to every token before it. A pair without a space votes for both, a pair with a space
+    against both. The rule with the largest majority is accepted, and its pairs lose their votes on other rules, until
+    no majority is left: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
-    Returns two sorted lists: tokens to join to the one before, such as "." and "n't"; and to the one after: "(".
+    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and to the token after: "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
@@ -303,7 +303,7 @@ class TranslationTask(BlockTask):
         depth: number of encoder layers, and number of decoder layers.
         dropout: dropout probability in embeddings, attention weights, residual branches and feed-forward networks.
         smoothing: label smoothing: probability that is taken from the true word and spread over all other words.
-        lr: learning rate; the schedule noam multiplies it by dim^−½ · min(t^−½, t · warmup^−1.5) at step t.
+        lr: learning rate; the schedule noam multiplies it by dim^−½ · min(t^−½, t · warmup^−1.5) at step t = 1, 2, ….
     """
 
     unit = "tokens"

@@ -218,6 +218,7 @@ def test_a_pool_leaves_out_what_tells_nothing_apart():
     alone = compared(*made(silent)).set_index("column")
     assert [*alone.verdict] == [CEILING, CHANCE, SILENT]
     assert alone.p.isna().all()
+    assert not alone.left_out.any()  # a comparison that has nothing else uses these settings
 
 
 def test_all_comparisons_of_a_page_are_one_family():
