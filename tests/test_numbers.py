@@ -103,6 +103,7 @@ def one_head(record: str, *attentions: str) -> pd.DataFrame:
 
 def findings() -> Told:
     yield from lists()
+    yield from learning_rates()
     gains = [
         100 * (published("table3-laptop", name, "cifar100") - published("table3-laptop", "qkv", "cifar100"))
         for name in ("kv", "kv+pos")
@@ -126,6 +127,15 @@ def findings() -> Told:
     assert runs.above.max() <= 0.005
     text = "one head of QKV has {}; none of {} runs of KV and KV+Pos with longer cycles gets above the accuracy"
     yield text, [mean("shift-laptop", "qkv"), len(runs)]
+
+
+def learning_rates() -> Told:
+    asked = {"task": "sort", "length": [64, 128], "seed": 0}
+    same = {"dim": 32, "depth": 2, "heads": 4}  # the model of all runs of table2-tuning
+    records = (("table2-tuning", {"lr": 3e-4}), ("table2-paper", same), ("table2-tuning", {"lr": 3e-3}))
+    found = [mean(record, name, **asked, **own) for record, own in records for name in ("qkv", "kv+pos", "kv")]
+    text = "QKV, KV+Pos and KV have {}, {} and {} at 3e-4, [{}, {} and {}](...) at 1e-3, and {}, {} and {} at 3e-3"
+    yield text, found
 
 
 def padding() -> Told:
