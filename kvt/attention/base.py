@@ -281,7 +281,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Return `mask`; with a bias, both as numbers to add to logits, or booleans if the variant cannot add them."""
+        """Combine mask and bias: numbers to add to logits, or booleans if the variant adds none. No bias: `mask`."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

@@ -46,7 +46,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError: nn.TransformerEncoder reads it for padded input if `self_attn` was replaced afterwards."""
+        """Raise UserError: a finished nn.TransformerEncoder reads this weight of its layers for padded input."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 

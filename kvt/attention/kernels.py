@@ -90,7 +90,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask of numbers into booleans and finite numbers to add to logits; any other gives the mask and None."""
+    """Split a mask of numbers into booleans and finite numbers to add; return any other mask unchanged, and None."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -100,7 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return `mask`, made causal if `causal`; None allows all pairs; the queries have the last N of the M positions."""
+    """Return `mask`, combined with a causal mask if `causal`; None: all. Queries have the last N of M positions."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)

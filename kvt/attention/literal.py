@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvt.attention import KVPos
+from kvt.attention import Attention, KVPos
 from kvt.attention.map_position import MapPosition
 from kvt.attention.positions import map_sinusoids
 
@@ -40,8 +40,7 @@ class LiteralMap(MapPosition):
         table: Tensor = getattr(self.positions, "table", self.get_buffer("sinusoid"))
         return map_logits(self.score(q, k), table[m - n : m, :m], *self._linear_map())
 
-    def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
-        return super(MapPosition, self).scores(x, context, **given)  # `logits` has all terms of the formula
+    scores = Attention.scores  # `logits` has all terms of the formula
 
 
 class LiteralKVPos(LiteralMap, KVPos):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kvt.attention.base import Attention
+from kvt.attention.cache import KVCache
 from kvt.attention.ordinary import is_plain
 from kvt.attention.positions import map_sinusoids
 from kvt.system import UserError, require_choice, require_positive
@@ -92,9 +93,9 @@ class MapPosition(Attention):
             raise UserError(f"{type(self).__name__} encodes positions of self-attention only: use QKV for a context")
         return super().project(x)
 
-    def scores(self, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
+    def scores(self, x: Tensor, context: Tensor | None = None, *, cache: KVCache | None = None) -> Tensor:
         """Return the logits of the class's formula, (B, heads, N, M), including terms that cancel in the softmax."""
-        scores = super().scores(x, context, **given)
+        scores = super().scores(x, context, cache=cache)
         if isinstance(self.positions, SinusoidalMap):
             scores = scores + self.positions.cancelled(self._linear_map()[0], *scores.shape[-2:])
         return scores
