@@ -1,4 +1,4 @@
-"""Draws docs/answer.svg: the errors of KV and KV+Pos divided by the error of QKV, for the rows of the table of answers.
+"""Draws docs/answer.svg: the errors of KV and KV+Pos divided by QKV's error, for most rows of the table of answers.
 
     python experiments/answer.py
 
@@ -71,7 +71,7 @@ ROWS = (
     Row("numbers, lr 1e-3", "figure6-paper", "val/acc", "lr 1e-3"),
     Row("translation, in warm-up", "figure7-laptop", "test/bleu", "both directions"),
 )
-"""The rows of the table of answers that have runs of KV, KV+Pos and QKV."""
+"""The rows of the picture. Each has one column or pool of a record."""
 
 
 @rc_context(STYLE)

@@ -5,7 +5,7 @@
 A table stands in a page between the comments `<!-- table NAME -->` and `<!-- end -->`. claims.yaml lists the rows. The
 evidence of a claim is the name of a function below with its arguments, or tests of kvt. A claim is "not tested yet" if
 it has no evidence or an entry `untested`, if its record does not exist or has none of the runs, or if one of
-its comparisons is not tested.
+its comparisons is not tested and no other fails.
 """
 
 import re
@@ -40,7 +40,7 @@ PAGES = (
 )
 COSTS = {"parameters": "parameters", "training_ms": "time of a training step"}
 UNITS = {"acc": "points", "loss": "hundredths of a nat", "bleu": "BLEU", "real_ppl": "points"}
-"""A dict that maps the name of a metric to the unit of differences."""
+"""A dict that maps the name of a metric to the unit of its differences."""
 DURATION = {"max_epochs": "epochs", "max_steps": "steps"}
 HOW_OFTEN = (*DURATION, "val_check_interval", "batch_size")  # settings that change neither the model nor the task
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested yet"
@@ -66,7 +66,7 @@ class Record(NamedTuple):
     wanted: int = 0  # number of runs of the grid
 
     def table(self, metric: str) -> Table:
-        """Return the table of a metric; else a copy of the first with this metric, without published numbers."""
+        """Return the table of a metric, or else a copy of the first, with this metric and no published numbers."""
         other = self.tables[0]._replace(metric=metric, kind=metric_of(metric), published={})
         return next((table for table in self.tables if table.metric == metric), other)
 
@@ -123,7 +123,7 @@ def answers(rows: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> Mar
 
 
 def published(record: str, metric: str, columns: Sequence[str], mean: bool = True) -> str:
-    """Return the published differences of `OURS` from QKV: with `mean`, the mean over columns, else one for each.
+    """Return the published differences of `OURS` from QKV: with `mean`, the mean over columns, else one per column.
 
     An attention without published numbers has a dash.
     """
@@ -148,7 +148,7 @@ def measured(record: str, metric: str, column: str) -> tuple[str, str]:
 
 
 def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False) -> tuple[str, str]:
-    """Return the texts of `measured`, without intervals, for several columns: each difference, or their mean.
+    """Return the texts of `measured`, without intervals, for several columns; with `mean`, the mean difference.
 
     The numbers of pairs are sums over the columns.
     """
@@ -166,7 +166,7 @@ def listed(record: str, metric: str, columns: Sequence[str], mean: bool = False)
 
 
 def solved(record: str, task: str) -> tuple[str, str]:
-    """Return how many runs of a task QKV and each of `OURS` solve, as text, and a dash in place of pairs."""
+    """Return in how many runs QKV and each of `OURS` solve a task, as text, and a dash in place of pairs."""
     counts, number = solved_of_all(_known(record), task)
     return f"{', '.join(f'{label(name)} {counts[name]}' for name in ('qkv', *OURS))} of {number}", "–"
 
@@ -179,7 +179,7 @@ def ratios(record: str, attention: str) -> tuple[str, str]:
 
 
 def solved_of_all(record: Record, task: str) -> tuple[dict[str, int], int]:
-    """Return how many runs of a task each of the paper's attentions solves, and of how many runs.
+    """Return in how many runs each of the paper's attentions solves a task, and how many runs each has.
 
     A run counts only if each of the three attentions has a run with the same setting and seed.
     """
@@ -289,7 +289,7 @@ def compared(
         metric: the metric of the table.
         column: a column or pool of the table, or several.
         pairs: pairs of attentions.
-        claimed: "better", "worse" or "as good", of the first attention of each pair.
+        claimed: what the first attention of each pair is said to be, "better", "worse" or "as good".
 
     Returns:
         The evidence; None if the report lacks one of the comparisons.
@@ -320,9 +320,9 @@ def _lines_of(record: Record, metric: str, column: str, pair: Sequence[str]) -> 
 
 
 def _verdict(lines: Sequence[Compared], kind: Metric, claimed: str) -> str:
-    """Return "holds" if all comparisons agree with a claim, else the first verdict that applies.
+    """Return "holds" if all comparisons agree with a claim, else the first of the other verdicts that applies.
 
-    The others are, in this order, "fails: …", "not tested yet: …", `CONTRADICTED`, and `NOISY` with a half-width.
+    In order, these are "fails: …", "not tested yet: …", `CONTRADICTED`, and `NOISY` with half the widest interval.
     """
     if all(line.verdict == claimed for line in lines):
         return HOLDS
@@ -394,7 +394,7 @@ def raised(
     """Compare two metrics of the same runs. `claimed` says that `metric` is "better" than `above`, or "as good".
 
     If all runs of an attention in a setting are at the ceiling for both metrics, they are left out, because the metrics
-    cannot differ there. Return None if no run is left.
+    hardly differ there. Return None if no run is left.
     """
     kind, rows = metric_of(metric), finite(finite(_choose(record.rows, where), metric), above)
     worst = rows.groupby(["task", "setting", "attention"])[[metric, above]].transform("min").min(axis=1)
@@ -425,7 +425,7 @@ def _choose(rows: pd.DataFrame, where: Mapping[str, Any] | None) -> pd.DataFrame
 
 
 def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | None:
-    """Return the median over sizes of each cost in `claimed`, divided by QKV's; None without layers of the attention.
+    """Return the median over sizes of each ratio (cost in `claimed`) / (QKV's cost); None if the attention is missing.
 
     The claim is that each of these ratios is below 1 at every size.
     """
@@ -531,7 +531,7 @@ def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _scale(record: Record, names: frozenset[str]) -> str:
-    """Return the part of the full grid that runs in `names` cover, such as "8 of the grid's 36 settings, 3 seeds"."""
+    """Return the part of the full grid that the runs `names` cover, such as "8 of the grid's 36 settings, 3 seeds"."""
     assert record.grid is not None
     made = [run for run in record.made if run.name in names]
     tasks = {run.task for run in made}

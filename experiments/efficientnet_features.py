@@ -21,7 +21,7 @@ from kvt.system import UserError, atomically, require_positive, run, user_path
 
 @torch.inference_mode()
 def features(model: Any, images: Tensor, size: int, device: str, batch: int = 50) -> Tensor:
-    """Return the last feature map of each image, averaged over positions: uint8 (N, 1 or 3, H, W) → (N, 1280).
+    """Return the last feature map of each image, averaged over positions: uint8 (N, 1 or 3, H, W) → float32 (N, 1280).
 
     The images are first resized to `size` × `size` pixels.
     """

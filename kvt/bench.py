@@ -60,7 +60,7 @@ def bench(
     out: str = "bench",
     plot: bool = False,
 ) -> None:
-    """Measure time, memory and FLOPs of each attention, and compare them with the formulas of the paper's Table 1.
+    """Measure parameters, FLOPs, time and memory of a layer of each attention, beside the formulas of Borji's Table 1.
 
     For each attention and size, the command measures one self-attention layer: parameters and FLOPs, the paper's
     formulas, time of a forward pass and of a training step, peak memory of a training step, and bytes per token in the
@@ -104,13 +104,13 @@ def bench(
 
 
 def _variant(words: str, kv_heads: int) -> tuple[str, int | None]:
-    """Return `words`, and the number of key and value heads, or None if --kv_heads does not apply to them."""
+    """Return (`words`, `kv_heads`), or (`words`, None) if --kv_heads does not apply to the attention."""
     name, settings = parse_attention(words)
     return words, kv_heads if not settings and "kv_heads" in keyword_arguments(find_attention(name)) else None
 
 
 def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int) -> list[Row]:
-    """Measure a layer of each variant; return a row for each variant."""
+    """Measure a layer of each variant (see `_variant`); return a row for each variant."""
     x = torch.randn(size["batch"], size["n"], size["d"], device=size["device"], requires_grad=True)
     rows: list[Row] = []
     calls: dict[tuple[int, str], Callable[[], object]] = {}
@@ -234,7 +234,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def machine(device: str) -> str:
-    """Describe the device in one line: the GPU, or the processor with threads and float32 precision; then torch."""
+    """Describe the device (GPU, or processor with threads and float32 precision) and torch's version in one line."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

@@ -73,8 +73,8 @@ def generate(
         tokens: largest number of tokens to add: characters, words, or pieces of a tokenizer.
         temperature: sampling temperature; 0 picks the most likely token.
         top_k: number of most likely tokens from which to sample; default: all tokens.
-        top_p: sample from the most likely tokens whose probabilities have this sum, such as 0.9; default: all tokens.
-        stop: text at which generation stops, such as "." or a newline, $'\\n' in most shells. For language_model,
+        top_p: sample from the most likely tokens whose probabilities add up to this, such as 0.9; default: all tokens.
+        stop: text after which generation stops, such as "." or a newline, $'\\n' in most shells. For language_model,
             "<|endoftext|>" is the end of a document.
         num_samples: number of texts. A line --- separates the texts. The first text does not depend on this number.
         seed: random seed.
@@ -97,7 +97,7 @@ def generate(
 def translate(
     *sentences: str, ckpt_path: str, beam: int = 1, attn: str | None = None, model: str | None = None
 ) -> None:
-    """Translate sentences, and print each translation in one line.
+    """Translate sentences, and print each translation on one line.
 
     Args:
         sentences: sentences to translate; default: the lines of standard input.
@@ -136,14 +136,14 @@ def maps(
 
     A row of the picture is a layer, and has a map for each head. A map is bright where the token of a row attends to
     the token of a column. In self-attention, the title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before
-    the softmax. The title also has the mean entropy of the map's rows in nats, or the mean sum of rows that do not sum
-    to 1. For images, the picture also shows the attention of the class token to the image.
+    the softmax. The title also has the mean entropy of the map's rows in nats or, if they do not sum to 1, their mean
+    sum. For images, the picture also shows the attention of the class token to the image.
 
-    In self-attention, a ring marks, for each token, the other token to which it attends most, on average over 256
-    examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric share
-    of W_Q W_Kᵀ, and the range of the eigenvalues of the drawn map; see docs/symmetry.md. With --prompt, there are
+    In self-attention, a ring marks, for each token, the other token to which it attends most, on average over up to
+    256 examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric
+    share of W_Q W_Kᵀ, and where the eigenvalues of the drawn map lie; see docs/symmetry.md. With --prompt, there are
     neither rings nor lines. The last panel of a layer shows the eigenvalues. Causal maps have no such panel, because
-    their eigenvalues are their diagonals.
+    their eigenvalues are their diagonal entries.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
@@ -258,16 +258,16 @@ def convert(
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 200
 
-    The new model has the same outputs as the old model if the merged projections were equal, or if the new attention
-    only splits projections. Further training begins at step 0, with a new state of the optimiser.
+    If the new attention has no phase, the new model has the same outputs as the old model if the merged projections
+    were equal, or if projections are only split. Further training begins at step 0, with a new state of the optimiser.
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
         attn: the new attention: qkv, kv, kv+phase, q-kv, k or k+phase. The run's attention must be qkv, kv, q-kv or k.
         how: how to merge projections. keep_k keeps the key projection. keep_v keeps the value projection. mean averages
-            both.
+            all merged projections.
         attn_kwargs: arguments of the new attention, such as --attn_kwargs.attend_self false. --attn_kwargs.kv_heads 1
-            replaces all key and value heads by their mean. Other arguments of the new attention keep their values.
+            replaces all key and value heads by their mean. Arguments that you do not set keep the old model's values.
         out: path of the new checkpoint; default: the attention's name with .ckpt, in the working directory.
     """
     from kvt.run.callbacks import AtomicCheckpointIO
@@ -403,8 +403,8 @@ def reproduce(
 ) -> None:
     """Train the runs of kvt's grids, such as the paper's tables and figures, and write their reports.
 
-    The reports of table2 and table3 contain Figures 2 and 4. You may stop the command at any time. The same command
-    resumes the runs.
+    The reports of table2 and table3 contain the paper's Figures 2 and 4. You may stop the command at any time. The same
+    command resumes the runs.
 
     Args:
         names: table2, table3, figure3, figure5, figure6, figure7, three-projections, cycles, shift, directions, leak,
@@ -567,7 +567,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Return parsed `RUN_FLAGS`, --attn, --print_config, and the rest, with --attn; UserError if --resume is unfit."""
+    """Return the flags that are parsed here, and a list of the words for `KvtCLI`; UserError for a wrong --resume."""
     parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")

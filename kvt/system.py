@@ -41,7 +41,7 @@ class UserError(ValueError):
 
 
 def mistake_in(error: BaseException) -> UserError | OSError | None:
-    """Return an exception if it is a UserError or OSError, else its cause if that is one of them; None otherwise.
+    """Return `error` if it is a UserError or OSError, else its cause if the cause is one of these; None otherwise.
 
     jsonargparse raises a ValueError from some UserErrors. torch.save raises a RuntimeError while it handles an OSError,
     which is then the `__context__`, not the `__cause__`, of the RuntimeError.
@@ -98,7 +98,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Like `import_class` for any object; None if its module has no such name; UserError if there is no such module."""
+    """Import an object and return it, or None if its module lacks it; raise UserError if there is no such module."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
@@ -269,7 +269,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write a note to stderr in the first process of a machine. Signal handlers may call it: it uses no buffer."""
+    """Write a note to stderr in the first process of a machine. Signal handlers may call it, as it uses no buffer."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
@@ -301,7 +301,7 @@ def _readable(value: Any) -> str:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command. Exit with 2 after an error that `mistake_in` finds, printed in one line; with 130 after Ctrl-C."""
+    """Run a command. Print a mistake (see `mistake_in`) in one line, and exit with 2; after Ctrl-C, exit with 130."""
     sys.path.append(os.getcwd())  # lets Python find a user's classes in the working directory
     silence_libraries()
     os.environ["MPLBACKEND"] = "agg"  # kvt writes pictures to files, and other backends may not be installed

@@ -75,8 +75,7 @@ class MetaParameters(TorchFunctionMode):
     """Context manager: create tensors of `torch.empty`, such as the weights of `nn.Linear`, on the meta device.
 
     `torch.device("meta")` puts the tensors of all factory functions on the meta device. This class changes only
-    `torch.empty`, because a constructor may need the values of other tensors. For example, Swin computes its drop rates
-    by `torch.linspace(...)`.
+    `torch.empty`, because a constructor may need the values of other tensors.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +104,7 @@ def _git_commit() -> str | None:
     if (checkout / ".git").exists():  # an installed kvt might lie in another project's repository
         with suppress(OSError, subprocess.CalledProcessError):
             command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-            # GIT_DIR and others may name another repository; GIT_CONFIG_* may hold safe.directory
+            # GIT_DIR and the like may name another repository, and are dropped; GIT_CONFIG_* may set safe.directory
             env = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG)", name)}
             done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True)
             return done.stdout.strip()

@@ -226,8 +226,8 @@ def test_the_first_table_answers_as_the_readme_says():
     assert (REPOSITORY / "README.md").read_text().count("\n") <= 120
 
 
-def test_the_claims_of_the_page_are_those_that_grids_list():
-    """They are the families of Holm's correction, and have a verdict in reports."""
+def test_grids_list_the_claims_of_the_page():
+    """The claims that a grid lists are the families of Holm's correction, and have a verdict in reports."""
     pages, grids = set(), set()
     for claim in chain.from_iterable(yaml.safe_load(CLAIMS.read_text())[whose].values() for whose in ("paper", "ours")):
         if asked := claim.get("compared"):
@@ -238,7 +238,9 @@ def test_the_claims_of_the_page_are_those_that_grids_list():
             metric = table["metric"] + " over training" * table.get("over_training", False)
             for one in table["claims"]:
                 grids |= {(f"{path.stem}-{one['scale']}", metric, one["column"], *pair) for pair in one["pairs"]}
-    assert pages == grids
+    assert pages <= grids
+    others = {record for record, *_ in grids - pages}  # an older record, and records that are declared and not complete
+    assert others == {"figure5-laptop", "figure6-declared", "figure7-declared", "table2-declared"}
 
 
 def test_the_named_tests_exist():

@@ -38,8 +38,8 @@ class Attention(nn.Module):
     Args:
         dim: model width, a multiple of `heads`.
         heads: number of attention heads.
-        kv_heads: number of key heads and of value heads, a divisor of `heads`. Each key and value head is shared by a
-            group of heads / kv_heads query heads (grouped-query attention; 1: multi-query attention). Default: `heads`.
+        kv_heads: number of key heads and of value heads, a divisor of `heads`. A group of heads / kv_heads query heads
+            shares a key and value head (grouped-query attention; multi-query if `kv_heads` is 1). Default: `heads`.
         score: name of the function that computes scores, a key of `kvt.attention.scores.SCORES`.
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     formula: ClassVar[str]  # first line of the docstring of the class, up to the first colon
 
     def __init_subclass__(cls, *, name: str | None = None, label: str = "", colour: str = "") -> None:
-        """With a `name`, add the subclass to `ATTENTION`; set its label, colour and (from its docstring) formula."""
+        """With a `name`, add the subclass to `ATTENTION`, and set label, colour and (from its docstring) formula."""
         super().__init_subclass__()
         if name:
             cls.label, cls.colour, cls.formula = label, colour, re.split("[:\n]", cls.__doc__ or "", maxsplit=1)[0]
@@ -122,7 +122,7 @@ class Attention(nn.Module):
                 M positions. If N > M, the first N − M tokens attend to no key.
             cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
                 cached tokens including x. With a context, the first call caches the keys and values of the context, and
-                later calls read them. After `borrow_keys`, a lower layer must already have appended those of x.
+                later calls read them. After `borrow_keys`, a lower layer must have appended its keys and values.
             bias: numbers to add to the logits, of the shapes allowed for `mask`. If an entry is −inf, the query does
                 not attend to the key. A variant that overrides `attention_weights` or `attend` ignores finite entries.
         """
@@ -132,9 +132,9 @@ class Attention(nn.Module):
         return self.merge(self.attend(q, k, v, self._mask(q, k, mask, bias), causal, attend_self), start, x)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value; UserError if there is a context but no query projection.
+        """Return query, key and value; raise UserError if there is a context but no query projection.
 
-        A query projection gives (B, heads, N, head_dim), each other projection one tensor (B, kv_heads, M, head_dim).
+        A query projection returns (B, heads, N, head_dim), any other projection (B, kv_heads, M, head_dim).
         """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
@@ -264,7 +264,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Append to the cache; return query, (B, heads, N, head_dim), keys and values, (B, kv_heads, M, head_dim)."""
+        """Append to or read the cache; return q, (B, heads, N, head_dim), k and v, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -281,7 +281,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine mask and bias: numbers to add to logits, or booleans if the variant adds none. No bias: `mask`."""
+        """Return `mask` if `bias` is None; else numbers to add to logits, or booleans if the variant adds none."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

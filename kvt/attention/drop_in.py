@@ -21,7 +21,7 @@ class MultiheadAttention(nn.Module):
     Args:
         embed_dim, num_heads, dropout, bias, batch_first: as in torch.nn.MultiheadAttention.
         attn: a name in `ATTENTION`, or the import path of an attention class.
-        max_len: length of the longest sequence, for attentions with positions.
+        max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
         settings: further arguments of the attention class, such as score="cosine".
     """
 
@@ -46,7 +46,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError: a finished nn.TransformerEncoder reads this weight of its layers for padded input."""
+        """Raise UserError. A TransformerEncoder made before `self_attn` was replaced reads this for padded input."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 
@@ -54,8 +54,9 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
-        With fewer projections, it takes only their weights: "kv" drops the query's. Raises UserError for `add_bias_kv`
-        or `add_zero_attn`, without projections, or if one is not a query, key or value of `embed_dim` channels.
+        The weights of a projection that the attention lacks are dropped: "kv" drops the query projection. Raises
+        UserError for a `layer` with `add_bias_kv`, `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and
+        for an attention with no projections, or with others than query, key and value of `embed_dim` channels each.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -85,13 +86,13 @@ class MultiheadAttention(nn.Module):
 
         The weights, without dropout, are (B, N, M), averaged over heads, or (B, heads, N, M) if `average_attn_weights`
         is False. They are None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`.
-        If `query` and `key` are the same tensor, this is self-attention, which alone uses `rope` and
+        If `query` and `key` are the same tensor, the layer computes self-attention; only self-attention uses `rope` and
         `attend_self=False`. `value` must be `key`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
         The numbers of a floating-point mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored
-        and may be None. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for other
-        inputs, and if weights are needed but the attention has no map (see `Attention.weights`).
+        and may be None. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for inputs
+        that break these rules, and if weights are needed but the attention has no map (see `Attention.weights`).
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:
             raise UserError("kvt.MultiheadAttention takes batches of three dimensions, and one tensor as key and value")

@@ -13,7 +13,7 @@ from kvt.system import UserError, arguments, import_class, parse_settings, unkno
 
 Scalar = bool | int | float | str | None
 AttentionSettings = dict[str, Scalar | list[Scalar]]  # with Any, the CLI's parser would instantiate classes
-FIXED = {"heads", "max_len"}  # arguments that the model sets
+FIXED = {"heads", "max_len"}  # arguments that only the model may set
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())  # for `--help`
 
 
@@ -42,9 +42,9 @@ class AttentionFactory:
 
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
-        attn_kwargs: arguments that the user sets. Raises UserError if the class lacks one, if the model must set it, or
-            if only one of its value and its default is boolean.
-        setting: arguments that the model sets, such as heads; None and arguments that the class lacks are ignored.
+        attn_kwargs: arguments that the user sets. The constructor raises UserError if the class lacks an argument,
+            if an argument is in `FIXED`, or if only the value or only the default of an argument is boolean.
+        setting: arguments that the model sets, such as `heads`; ignored if they are None or if the class lacks them.
     """
 
     def __init__(self, attn: str, attn_kwargs: Mapping[str, Any] | None = None, **setting: Any) -> None:
@@ -62,7 +62,7 @@ class AttentionFactory:
         self.kwargs = {k: v for k, v in self.setting.items() if k in takes} | dict(attn_kwargs or {})
 
     def __call__(self, dim: int) -> nn.Module:
-        """Return a self-attention layer of width `dim`; raise UserError if the arguments of the class do not fit."""
+        """Return a self-attention layer of width `dim`; raise UserError if the class rejects its arguments."""
         try:
             return self.attention_class(dim, **self.kwargs)
         except TypeError as error:

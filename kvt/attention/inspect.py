@@ -15,7 +15,7 @@ class AttentionMap(NamedTuple):
 
     layer: str  # name of the layer in the model
     weights: Tensor  # the attention map, (B, heads, N, M)
-    scores: Tensor | None  # logits before masking, (B, heads, N, M); None in cross-attention or if not `has_logits`
+    scores: Tensor | None  # unmasked logits, (B, heads, N, M); None in cross-attention or if `has_logits` is False
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # on a CPU, explicit maps are fastest up to this many tokens; key: `fast_products`
+SMALL_MAP = {False: 96, True: 256}  # on CPUs, explicit maps are fastest up to so many tokens; key: `tune.fast_products`
 ONE_QUERY = 4096  # with one query, a CPU's fused kernel is faster up to this many entries of the attention maps
 _explicit = False
 
@@ -90,7 +90,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask of numbers into booleans and finite numbers to add; return any other mask unchanged, and None."""
+    """Split a mask of numbers into booleans and finite numbers to add; return (mask, None) for any other mask."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -100,7 +100,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Return `mask`, combined with a causal mask if `causal`; None: all. Queries have the last N of M positions."""
+    """Combine `mask` with a causal mask if `causal`; None allows all pairs. Queries have the last N of M positions."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
@@ -108,7 +108,7 @@ def allowed_pairs(
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return a mask, (N, M): True where query and key are of the same token. Queries have the last N of M positions."""
+    """Return a mask, (N, M), True where query and key belong to one token. Queries have the last N of M positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 
@@ -127,7 +127,7 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the map of logits, (B, heads, N, M), zero in rows without allowed keys; numbers in `mask` are added."""
+    """Return the attention map of logits plus numbers in `mask`, (B, heads, N, M); rows without allowed keys are 0."""
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
@@ -158,7 +158,7 @@ def dot_product_attention(
     Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
     the logits. With `causal`, a query attends only to its own token and to earlier tokens. attend_self=False excludes
     its own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M).
-    A bias of shape (…, 1, M) has one number for each key.
+    A bias of shape (…, 1, M) has one number for each key. None means a gain of 1, or a bias of 0.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
@@ -189,7 +189,7 @@ def dot_product_attention(
     if gain is not None:
         q = q * gain.to(q.dtype)
     # the fused kernel's causal flag aligns the queries with the first keys, and cannot be combined with a mask
-    kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # no torch.SymBool
+    kernel_causal = causal and mask is None and not pair_bias and bool(num_queries == num_keys)  # not a SymBool
     allowed = None if kernel_causal else allowed_pairs(num_queries, num_keys, mask, causal, q.device)
     if bias is None:
         output = fused(q, k, v, allowed, is_causal=kernel_causal)

@@ -18,10 +18,10 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
 
     c_j = W_D x_j,  k_j = U c_j,  v_j = W c_j  (DeepSeek-AI 2024, "DeepSeek-V2", eq. 9 to 11). By default, all heads
     share the latent vector c_j, but each head has its own U and W. Because q · U c = Uᵀq · c and Σ a_j W c_j =
-    W Σ a_j c_j (end of §2.1.2), the layer equals `QSharedKV` with one head of r channels that acts as key and value.
+    W Σ a_j c_j (end of §2.1.2), the layer attends like a `QSharedKV` with queries Uᵀq, and with c as key and value.
 
     Rotations do not commute with U. With `rope`, each query and the shared key therefore have d_R = rope · head_dim
-    additional channels, q' and k', which are rotated. k' is cached. The default score is (Uᵀq · c + R q' · R k') /
+    additional channels, q' and k', which are rotated. k' is cached, too. The default score is (Uᵀq · c + R q' · R k') /
     √(head_dim + d_R) (decoupled rotary position embeddings, eq. 14 to 18). The low-rank query (eq. 12 and 13) and the
     norm of the latent vector are not implemented.
 

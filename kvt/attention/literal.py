@@ -29,7 +29,7 @@ def map_logits(scores: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) 
 
 
 class LiteralMap(MapPosition):
-    """`MapPosition` with logits from `map_logits`, which needs a tensor (B, heads, N, M, m). The outputs are equal."""
+    """`MapPosition` with the same outputs, but logits from `map_logits`, which needs a tensor (B, heads, N, M, m)."""
 
     def __init__(self, dim: int, heads: int, *, max_len: int, pos_dim: int = 10, **kwargs: Any) -> None:
         super().__init__(dim, heads, max_len=max_len, pos_dim=pos_dim, **kwargs)

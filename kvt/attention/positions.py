@@ -9,7 +9,7 @@ from kvt.system import UserError
 
 
 def sinusoid(length: int, dim: int) -> Tensor:
-    """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim); UserError if `dim` is odd.
+    """Return the sinusoidal encoding of positions 0 … length − 1, (length, dim); raise UserError if `dim` is odd.
 
     P[p, 2i] = sin(p / 10000^(2i/dim)),  P[p, 2i+1] = cos(p / 10000^(2i/dim))   (Vaswani et al. 2017, §3.5)
     """

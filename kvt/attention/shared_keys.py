@@ -55,8 +55,8 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
 
     k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
     queries and keys, a quarter of the channels is rotated by default. Both keys and values are cached: sharing the
-    projection saves weights, but does not shrink the cache. (Hugging Face transformers, models/gemma4,
-    `attention_k_eq_v`. Gemma 4 itself has score="dot", α = 1, and fewer key and value heads than query heads.)
+    projection saves weights, but does not shrink the cache. (See `attention_k_eq_v` of models/gemma4 in Hugging Face
+    transformers. Gemma 4 itself has score="dot", so α = 1, and fewer key and value heads than query heads.)
 
     Args:
         rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of
@@ -79,8 +79,9 @@ class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (De
 
     k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). By default, an eighth of the channels of q̂ and of k̂ is
     rotated, and all heads share one key head. R_iᵀ rotates the output of query i back, so that the output depends on
-    the distance j − i through R_(j−i) k̂_j. (Hugging Face transformers, models/deepseek_v4, without its low-rank query
-    and output, without attention sinks, and without compressed tokens beyond a window of 128 tokens.)
+    the distance j − i through R_(j−i) k̂_j. (Unlike models/deepseek_v4 of Hugging Face transformers, this
+    class has a full-rank query and output and no attention sinks, and attends to all tokens. DeepSeek-V4 attends to the
+    last 128 tokens and to compressed tokens.)
     """
 
     share = 1 / 8

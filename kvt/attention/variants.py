@@ -45,7 +45,7 @@ class KV(Attention, name="kv", label="KV", colour="#D55E00"):
 
 
 class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
-    """softmax(g α K Kᵀ + c) V: `KV` with a positional encoding that makes scores asymmetric (Borji 2023, §2)."""
+    """softmax(g α K Kᵀ + c) V: `KV` with a positional encoding that makes logits asymmetric (Borji 2023, §2)."""
 
 
 class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
@@ -67,7 +67,7 @@ class XKV(Attention, name="x-kv", label="Q=X", colour="#44AA99"):
 
 
 class QSharedKV(Attention, name="q-kv", label="Q≠K=V", colour="#CC79A7"):
-    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache ("Q-K=V", arXiv:2606.04032)."""
+    """softmax(α Q Kᵀ) K: keys also act as values, which halves the cache without `rope` ("Q-K=V", arXiv:2606.04032)."""
 
     projections = "qkk"
 
@@ -87,7 +87,7 @@ class KPhase(Phase, K, name="k+phase", label="Q=K=V+Phase", colour="#999933"):
 
 
 class Identity(Attention, name="identity", label="Identity", colour="#777777"):
-    """A = I: every token attends only to itself, so that tokens exchange no information."""
+    """The attention map is the identity matrix: tokens attend only to themselves, and exchange no information."""
 
     projections = "vvv"
 

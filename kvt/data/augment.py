@@ -49,8 +49,8 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
     Image i of the result, float32 (B, C, H, W), is Rᵢ · imageᵢ · Cᵢᵀ in each channel. Rᵢ, (H, H), and Cᵢ, (W, W), are
-    weights of PIL's antialiased bilinear filter. Before the flip, PIL's `crop(...).resize(..., BILINEAR)`, which
-    rounds to integers, gives equal numbers to within 1.
+    weights of PIL's antialiased bilinear filter. Without a flip, the result differs by at most 1 from PIL's
+    `crop(...).resize(..., BILINEAR)`, which rounds to integers.
 
     `images` are (B, C, H, W), uint8 or float. `boxes`, (B, 4), are (top, left, height, width) in whole pixels, inside
     the image. `flip` is bool (B,).

@@ -35,9 +35,10 @@ def base_name(named: str) -> str:
 
 
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return each split's rows, and the name of the only column of each kind; UserError if one or a split is missing.
+    """Return a dict from splits to rows, and a list with the name of the only column of each kind in `kinds`.
 
-    A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val".
+    A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val". Raises
+    UserError if a split in `needed` is missing, a kind has not exactly one column, or the splits' columns differ.
     """
     import datasets  # an optional dependency
 
@@ -78,7 +79,7 @@ def _files(splits: "Mapping[str, Dataset]") -> list[str]:
 
 
 class HubCorpus:
-    """The documents of a data set, in its only column of strings; nulls are left out. `root` names the data set."""
+    """The documents of a data set: the strings of its only string column, without nulls. `root` names the data set."""
 
     not_utf8: tuple[str, ...] = ()
 

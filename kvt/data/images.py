@@ -30,7 +30,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """Return the names of the classes, and a dict from each split to the paths and labels of its images.
 
-    Images are in `root/train/<class>/`, and test/, val/ or both; UserError if any are missing or train/ lacks a class.
+    Images are in `root/train/<class>/`, and test/, val/ or both; UserError if a split is empty or train/ lacks a class.
     """
     found = {}
     try:
@@ -96,7 +96,7 @@ class DecodedImages:
         cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of a split's files, relative to the root; None if there are none, as with Hugging Face."""
+        """Return the paths of a split's files, relative to the root; None without image files, as with Hugging Face."""
         return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
     @property

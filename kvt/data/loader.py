@@ -30,9 +30,10 @@ class Batches:
     With `shuffle`, rows are in a `random_order` with a seed from (seed, e) in epoch e. With `reseed`, torch's
     generators get a seed from (seed, e, batch, rank) before each batch, which makes dropout independent of the past.
 
-    Process r of w takes batches r, r + w, …; all take equal numbers. With `shuffle`, the b-th batches of all processes
-    are batch b of one process with w times the batch size; fewer than w batches at the end are left out. Without
-    `shuffle`, each row is in exactly one batch, and the batches of several processes have nearly equal sizes.
+    Process r of w takes batches r, r + w, …; all processes take the same number of batches. With `shuffle`, the b-th
+    batches of all processes together equal batch b of a single process with w times the batch size. If fewer than w
+    batches remain at the end, they are left out. Without `shuffle`, each row is in exactly one batch, and the batches
+    of several processes have nearly equal sizes.
 
     If `device` is a CUDA GPU, the tensors first move to it, unless they take more than `GPU_SHARE` of its free memory.
     Raises UserError if `batch_size` is not positive, or if there are too few rows for a batch in each process.

@@ -31,7 +31,7 @@ class FeistelOrder:
     A position p = a + s b, with s = ⌈√rows⌉, is represented by (a, b). A round maps (a, b) to (b, (a + h(b)) mod s),
     where h is a hash with a different key in each round. The rounds form a Feistel network, which is a bijection on
     0 … s² − 1 for any h (Luby and Rackoff 1988). The network is applied again to each result that is not below `rows`,
-    until all results are (cycle walking; Black and Rogaway 2002).
+    until all are below `rows` (cycle walking; Black and Rogaway 2002).
 
     >>> sorted(FeistelOrder(5, seed=0)[0:5].tolist())
     [0, 1, 2, 3, 4]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-UNPUBLISHED = "not_published"  # key of the phrase that `other_counts` returns, in the notes of a result
+UNPUBLISHED = "not_published"  # key, in the notes of a result, of the phrase that `other_counts` returns
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
 COUNTS: Mapping[str, Mapping[str, int]] = {  # number of examples in each split; for a text, number of characters
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},

@@ -25,9 +25,9 @@ def read_text(path: Path, remedy: str = "name a text file") -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Decode the bytes of a file, and return the `plain` text; raise a UserError with `name` if they are not UTF-8."""
+    """Decode a file's bytes and return the result of `plain`; raise a UserError with `name` if they are not UTF-8."""
     try:
-        return plain(raw.decode("utf-8"))  # "utf-8-sig" would count error positions without the mark
+        return plain(raw.decode("utf-8"))  # "utf-8-sig" would count error positions without the byte order mark
     except UnicodeDecodeError as error:
         remedy = "convert it, e.g. Western European text from Windows with iconv -f cp1252 -t UTF-8"
         raise UserError(f"{name} is not UTF-8 at byte {error.start}: {remedy}") from error
@@ -67,7 +67,7 @@ class Corpus:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The file `root`, or files in folder `root` that match `pattern`, if not empty; UserError if none is left."""
+        """The non-empty files: `root`, or the matches of `pattern` in folder `root`; UserError if there are none."""
         listed = [self.root] if self.root.is_file() else self._listed()
         if files := [path for path in listed if path.is_file() and path.stat().st_size]:
             return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(self.root))).digest())

@@ -49,7 +49,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """A mapping between symbols and ids, their positions in the list `vocab`; symbols equal in Unicode's NFC are one.
+    """A mapping between symbols and ids, their positions in the list `vocab`; symbols with the same NFC share one id.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -147,7 +147,7 @@ class BytePairs(Bytes):
 
         try:
             self.tokenizer, kind = Tokenizer.from_str(definition), json.loads(definition)["model"]["type"]
-        except Exception as error:  # `tokenizers` raises no type of its own
+        except Exception as error:  # `tokenizers` has no exception type of its own
             raise UserError(f"--tokenizer {name} is not a tokenizer.json ({error!s:.100})") from error
         letters = {letter: byte for byte, letter in _alphabet().items()}
         if kind != "BPE" or not letters.keys() <= self.tokenizer.get_vocab().keys():
@@ -203,8 +203,7 @@ def first_of(texts: Iterable[str]) -> Iterator[str]:
 def learn_pairs(texts: Iterator[str], vocab_size: int) -> str:
     """Train a byte-level BPE tokenizer on texts; return the content of its tokenizer.json.
 
-    The tokenizer has at most `vocab_size` tokens, including 256 bytes and `END`. Raises UserError for a `vocab_size` of
-    257 or less.
+    The tokenizer has at most `vocab_size` tokens, including 256 bytes and `END`. UserError if `vocab_size` < 258.
     """
     if vocab_size <= 257:
         raise UserError(f"vocab_size={vocab_size} must be above 257: 256 bytes and {END}")

@@ -51,8 +51,8 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return a table with a row for each attention and setting.
 
     Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the mean over pairs of
-    runs with the same seed of this loss minus that of the attention `first`; reach, half the width of the difference's
-    95 % interval; and n, the number of runs. `first` has no difference and no reach.
+    runs with the same seed of the loss minus the loss of the attention `first`; reach, half the width of the 95 %
+    interval of this difference; and n, the number of runs. `first` has no difference and no reach.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])
@@ -79,7 +79,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Plot losses against cache sizes, a panel a setting; bars are 95 % intervals of the difference from `first`."""
+    """Plot loss against cache size, in a panel per setting. Bars are 95 % intervals of the difference from `first`."""
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

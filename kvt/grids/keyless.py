@@ -1,4 +1,4 @@
-"""Attention of the grid `keyless`: Q≠K=V with a routing matrix. It fails at recall in Gao and Xu (2026)."""
+"""Attention of the grid `keyless`: Q≠K=V with a routing matrix. In a trial, it fails at recall with four heads."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from kvt.attention.variants import QSharedKV
 
 
 class Routed(QSharedKV):
-    """softmax(α Q R Kᵀ) K: `q-kv` with queries multiplied by a matrix R per head (Gao and Xu 2026, "Keyless", eq. 2).
+    """softmax(α Q R Kᵀ) K: `q-kv` with queries multiplied by a matrix R per head (arXiv:2606.21848).
 
     R has shape (heads, head_dim, head_dim). The layer can represent the same functions as `q-kv`, because Q R is
     linear in x.
 
     Args:
-        std: R is initialised from N(0, std²). The default is that of Gao and Xu, whose model with four heads fails at
-            recall. With std = 1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²). The default is from the trial of the follow-up's authors, in which four
+            heads fail at recall. With std = 1 / √head_dim, initial scores are about as large as without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a table and a plot of `perplexity_costs` for the first attention; nothing if no finished runs pair up."""
+    """Yield a table and a plot of `perplexity_costs` relative to the first attention; nothing without pairs of runs."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:  # no run has finished
         return

@@ -13,11 +13,11 @@ from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system import UserError, require_choice, require_positive
 
-MakeAttention = Callable[[int], nn.Module]  # makes an attention layer of a given width, such as an `AttentionFactory`
+MakeAttention = Callable[[int], nn.Module]  # a function such as an `AttentionFactory`: from a width to a layer
 
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
-    """Return `attention`, or, if it is a name, its `AttentionFactory`; UserError for a name without `heads`."""
+    """Return `attention`, or, if it is a name, its `AttentionFactory`; raise UserError for a name without `heads`."""
     if not isinstance(attention, str):
         return attention
     if heads is None:
@@ -75,13 +75,13 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-# If the type were only float, the parser would turn 4 into 4.0, and the names of recorded runs, with 4, would change.
+# If the type were only float, the parser would turn 4 into 4.0, and runs recorded with 4 would get other names.
 Expansion = int | float
 
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """Settings of the layer norms and feed-forward networks of a model, with the names of their command-line flags.
+    """Settings of the layer norms and feed-forward networks of a model, named like their command-line flags.
 
     Args:
         norm: position of the layer norm in a residual connection, a key of `NORMS`.
@@ -122,7 +122,7 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`; the attention gets `attend`."""
+        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) at the index `token`; the attention gets `attend`."""
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -166,7 +166,7 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) for one `token`."""
+        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) at index `token`."""
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]

@@ -74,12 +74,12 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return next logits, int64 (B, N) → (B, vocab_size), and append `tokens` to the caches of earlier tokens."""
+        """Return next-token logits: int64 (B, N) → (B, vocab_size). Append `tokens` to the caches of earlier tokens."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
     def make_caches(self) -> list[KVCache]:
-        """Return an empty cache for each layer that computes keys, in a list. The caches slide if `is_endless`."""
+        """Return a list of empty caches, one for each layer that computes keys. The caches slide if `is_endless`."""
         blocks = [*self.encoder][:: self.encoder.share_layers]
         return [make_cache(block, self.embedding.max_len, self.is_endless) for block in blocks]
 

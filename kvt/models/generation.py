@@ -108,11 +108,12 @@ def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[i
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int) -> list[list[int]]:
-    """Translate a batch by beam search. Arguments and result are as in `greedy`, which gives the same for `beam` = 1.
+    """Translate a batch by beam search, with arguments and result as in `greedy`; `beam` = 1 is greedy search.
 
     Each step extends the `beam` most likely unfinished translations of each sentence by a token. The result is the
-    finished one with the greatest mean log-probability per token, including `eos`. The search stops if at least `beam`
-    are finished and no other has a greater mean than the best; at `model.max_len` tokens, all are finished.
+    finished translation with the greatest mean log-probability per token, including `eos`. The search for a sentence
+    stops if at least `beam` translations are finished and no unfinished translation has a greater mean than the best
+    finished translation. At `model.max_len` tokens, every translation is finished.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
     sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each

@@ -30,9 +30,10 @@ def xavier(model: nn.Module) -> None:
 
 
 def gpt2(model: CausalLM) -> None:
-    """Initialise a `CausalLM` that has tied=True as in GPT-2 (Radford et al. 2019, §2.3).
+    """As in GPT-2 (Radford et al. 2019, §2.3), initialise a `CausalLM` that has tied=True.
 
-    Embeddings and matrices are N(0, 0.02²), a residual branch's last matrix N(0, 0.02² / (2 · layers)); biases are 0.
+    Embeddings and the matrices of attention projections and feed-forward networks are drawn from N(0, 0.02²), but the
+    last matrix of each residual branch from N(0, 0.02² / (2 · layers)). Biases of these layers and the head are 0.
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

@@ -24,7 +24,7 @@ class Predictions(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The loss of predictions, and measurements of them; only `loss` and `logits` are differentiable."""
+    """The loss and other measures of predictions; only `loss` and `logits` are differentiable."""
 
     loss: Tensor  # a scalar
     nll: Tensor  # a scalar: the mean of −log p over the targets that count
@@ -62,8 +62,8 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
 def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0) -> Losses:
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
-    The forward pass also computes the gradients. With `create_graph=True`, the backward pass computes them again, from
-    all logits at once. `logits` of the result is None.
+    The forward pass also computes the gradients. A backward pass with `create_graph=True` computes them again, from all
+    logits at once. `logits` of the result is None.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias
@@ -88,7 +88,7 @@ class _Aim:
         return (0 if self.pad is None else x.select(1, self.pad)) - total
 
     def subtract(self, p: Tensor, target: Tensor) -> Tensor:
-        """Return p − t, computed in place in p, (P, C): the gradient of −Σ_c t_c log p_c with respect to the logits."""
+        """Return p − t, (rows, C), computed in place: the gradient of −Σ_c t_c log p_c with respect to the logits."""
         slope = p.sub_(self.other) if self.other else p
         if self.pad is not None:
             slope[:, self.pad] += self.other
@@ -104,7 +104,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         each, right = torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
         dtype = (x[:1] @ weight[:1].mT).dtype  # if autocast is enabled, it chooses the dtype
-        # cast here: autocast would cache a cast without gradient, and torch 2.8 would reuse the cast in later layers
+        # cast here: autocast would cache a cast without gradient, and might reuse it for other uses of a tied weight
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
         apart = dtype == share.dtype  # add the bias after the product: oneDNN takes 1.5 times as long for x Wᵀ + b
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):
@@ -120,7 +120,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 more += ((aim.other * aim.others(logits) + (1 - aim.more) * (top + log_z).squeeze(1)) * part).sum()
             slope = aim.subtract(p, target) if differentiate else p
             if differentiate:
-                slope = slope.to(weight.dtype)  # multiply `part` with smaller tensors than `slope`
+                slope = slope.to(weight.dtype)  # `part` multiplies smaller tensors, not `slope`
                 gradients[0][rows] = (slope @ cast_weight) * part.unsqueeze(1)
                 gradients[1].addmm_(slope.mT, (x[rows] * part.unsqueeze(1)).to(weight.dtype))
                 gradients[2].unsqueeze(0).addmm_(part.to(bias.dtype).unsqueeze(0), slope)  # `addmv_` is slow in oneDNN

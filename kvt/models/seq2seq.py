@@ -111,7 +111,7 @@ class Seq2Seq(nn.Module):
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append tokens, (B, 1); return the next logits, (B, target_vocab_size); UserError if the cache is ignored."""
+        """Append tokens, (B, 1); return next logits, (B, target_vocab_size); raise UserError if caches are ignored."""
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)

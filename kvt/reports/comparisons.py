@@ -17,19 +17,19 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with a column for each `over_training` in `histories`: the mean over a run's validations."""
+    """Return `results` with a column for each `over_training` metric: its mean over the rows of a run's history."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return by run the first step at which a metric reaches `NEARLY` · its highest possible value, if it ever does."""
+    """Return by run the first step at which a metric reaches `NEARLY` · its highest value; omit runs that never do."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
 def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows in which a metric is finite, with the metric converted to float; no rows if it is no column."""
+    """Return the rows in which a metric is finite, with the metric as float; no rows if the table lacks it."""
     rows = table.assign(**{metric: table[metric].astype(float) if metric in table else nan})
     return rows[np.isfinite(rows[metric])]
 
@@ -114,7 +114,7 @@ class Compared(NamedTuple):
     solved_by_baseline: float = nan
     won: float = nan  # number of combinations of block (`statistics.blocks`) and seed in which `attention` solved more
     lost: float = nan
-    margin: float = nan  # in points; NaN if no claim is about the comparison: then it has neither `p` nor `verdict`
+    margin: float = nan  # in points; NaN if no claim is about the comparison: then `p` is NaN, `verdict` is `untested`
     p: float = nan
     untested: str = ""  # why the comparison is not tested
     verdict: str = ""
@@ -139,7 +139,7 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
 
 
 def by_seed(results: pd.DataFrame, table: Table, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the metric in a column or pool as two frames: with all settings, and with the settings that can differ.
+    """Return the metric in a column or pool as two frames: of all settings, and of those that can show a difference.
 
     A frame has a row for each setting and seed, and a column for each attention. The text of a setting begins with the
     task. The second frame lacks the settings in which all runs are at the ceiling, or all at chance.
@@ -183,7 +183,7 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions of which a run diverged, failed or, without `over_training`, has no finite metric."""
+    """Return attentions with runs that diverged, failed or, without `over_training`, finished with no finite metric."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
     if not table.over_training:  # else a finished run may have no mean only because its record lacks the history
@@ -192,7 +192,7 @@ def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return finished runs, with the task's name before `setting`; `above_chance`: accuracy minus guessing, or NaN."""
+    """Return `finished` runs. `setting` begins with the task; `above_chance`, accuracy minus chance, may be NaN."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
@@ -207,7 +207,7 @@ def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return `line` with its counts, difference (of solved shares in a `solved` column), any interval and p-value."""
+    """Return `line` with its counts, difference and p-value, and with its interval or its numbers of solved runs."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)

@@ -25,7 +25,7 @@ from kvt.reports.text import pair_of, verdict_in_words
 from kvt.study.outcomes import thinned
 from kvt.tasks.metrics import Metric
 
-OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for attentions that users define, in order of appearance
+OTHER_COLOURS = ("#7B3294", "#117733", "#EE3377", "#A6611A")  # for attentions not in ATTENTION, in order of appearance
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 THIN: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 0.7}
 MARKERS = ("o", "^", "s", "D")
@@ -48,7 +48,7 @@ STYLE: Any = {
     **{"axes.edgecolor": "0.5", "grid.color": "0.9"},
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-"""The style of all figures of a report. Each function that draws a figure is decorated with `@rc_context(STYLE)`."""
+"""The style of plots in reports, but not of attention maps. Functions that draw plots have `@rc_context(STYLE)`."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # distances of ticks, times a power of ten
 POINTS = 120  # largest number of points of one curve
 MARKED = 16  # a curve with at most this number of points has markers
@@ -149,7 +149,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean. If the paper mislabels a column, the diamond is at the right column. Cells without a
+    diamond is a published mean. If the paper mislabels a column, the diamond is at the correct one. Cells without a
     value are left out. Return None if no cell has a value.
     """
     cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
@@ -201,9 +201,9 @@ def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Fi
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
     A line joins means over runs. The band of a line is from the lowest to the highest run. If the metric is an
-    accuracy, a thin line shows the accuracy of guessing, if it is known. `setting` has positive values, such as "dim";
-    or it is a pattern such as "test/acc_*_back": then the metrics that match the pattern are drawn against the number
-    in place of *. `words` labels the horizontal axis. Return None without values.
+    accuracy, a thin line shows the accuracy of guessing, if it is known. `setting` is a setting with positive values,
+    such as "dim", or a pattern such as "test/acc_*_back": then the metrics that match the pattern are drawn against the
+    number in place of *. `words` labels the horizontal axis. Return None without values.
     """
     pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
     numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
@@ -256,7 +256,7 @@ def as_svg(figure: Figure) -> str:
 def as_pdf(figure: Figure) -> bytes:
     """Return a figure as PDF with embedded fonts; the same bytes for the same figure and version of matplotlib."""
     file = BytesIO()
-    with rc_context({"pdf.fonttype": 42}):  # 42: TrueType fonts, because journals refuse matplotlib's Type 3
+    with rc_context({"pdf.fonttype": 42}):  # 42: TrueType fonts, because many journals refuse Type 3
         figure.savefig(file, format="pdf", metadata={"CreationDate": None})
     return file.getvalue()
 

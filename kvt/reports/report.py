@@ -44,11 +44,11 @@ class Results(NamedTuple):
 
     runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
     repeats: pd.DataFrame  # a row for each repetition of a run
-    histories: pd.DataFrame  # a row for each step that a finished run logged (see `table_of_histories`)
+    histories: pd.DataFrame  # the histories of finished runs (see `table_of_histories`)
     tables: Sequence[Table]
     compared: Sequence[Compared]  # the comparisons of all tables
     swept: Markdown | None = None  # a text about the sweeps; None if the grid has no `best_of`
-    root: Path | None = None  # the folder of the runs; None if the results come from records
+    root: Path | None = None  # the folder of the runs; None: the report uses no checkpoints
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -79,7 +79,7 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return the grid with only the best run of each sweep, and a text on these; without `best_of`, the grid and None.
+    """Return the grid with only the best run of each sweep, and a text on sweeps; without `best_of`, the grid and None.
 
     The runs of a sweep differ only in the setting that `best_of` names. The best run has the best value of `monitor`,
     or is the first if none has finished. The setting is removed from all runs, so that runs of two attentions with
@@ -144,7 +144,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if an entry of a grid about its report is invalid, before a study's first run."""
+    """Before a study's first run, raise UserError if an entry of its grid about the report is invalid."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -152,7 +152,7 @@ def require_report(grid: Grid) -> None:
 
 
 def swept_setting(grid: Grid) -> str | None:
-    """Return the setting that a grid names in `best_of`, or None; raise UserError unless it is an axis of all runs."""
+    """Return the setting in a grid's `best_of`, None if there is none; UserError unless it is an axis of all runs."""
     setting = grid.file.best_of
     if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
         raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
@@ -160,7 +160,7 @@ def swept_setting(grid: Grid) -> str | None:
 
 
 def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Section]]:
-    """Return the function of a section: one of `OURS`, or that at an import path; raise UserError if there is none."""
+    """Return the function of a section by its name in `OURS` or its import path; raise UserError if there is none."""
     flag, known = f"section of {grid.name}:", [*OURS, "my_sections.slowest"]
     if name not in OURS and "." not in name:
         raise unknown(flag, name, known)
@@ -172,7 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return `monitor`, negated if less is better; −inf for NaN and ±inf; None if unfinished or without this value."""
+    """Return `monitor`, negated if less is better, −inf if not finite; None if the run is not finished or lacks it."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

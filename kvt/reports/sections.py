@@ -89,14 +89,14 @@ def _results(
 
 
 def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return a list of one sentence about data sets with another number of examples than published, or []."""
+    """Return one sentence, in a list, on data sets with another number of examples than published; [] without any."""
     notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
     found = [*dict.fromkeys(filter(None, notes))]
     return [Markdown("**Not the published data**: {}.").format("; ".join(found))] if found else []
 
 
 def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return one sentence in a list: comparisons decided or with lost runs, counts of others; [] without verdicts."""
+    """Return one sentence, in a list, on decided comparisons, lost runs, and counts of others; [] without verdicts."""
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         those = [one for one in compared if one.verdict == verdict]
@@ -110,7 +110,7 @@ def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
 
 
 def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> Iterator[Markdown]:
-    """Yield a table of the comparisons, a list of those at the ceiling, and a table of `steps_to_ceiling`, if any."""
+    """Yield a table of the comparisons below the ceiling, a list of the others, and a table of `steps_to_ceiling`."""
     if not compared:
         return
     yield Markdown("### Is it as good as {}?").format(label(results.first))
@@ -131,7 +131,7 @@ def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -
 
 
 def curves(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield one section of figures, if any: learning curves, metrics against a setting such as the width, and bars."""
+    """Yield a section with learning curves, metrics against settings, and bars; nothing if there are no figures."""
     drawn: dict[str, Figure | None] = {}
     if len(histories := results.histories):
         columns = columns_of(grid, grid.file.columns)
@@ -166,7 +166,7 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
-    """Yield texts about settings that differ from scale paper, limited data, missing runs, sweeps, and other data."""
+    """Yield texts on settings that differ from scale `paper`, limited data, missing runs, sweeps, and unequal data."""
     if grid.scale_diff:
         cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
         yield markdown_table([["", grid.scale, FULL], *cut])
@@ -219,7 +219,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield a section: parameters and times relative to the first attention on the same machine, if it has results."""
+    """Yield a section with parameters and times relative to the first attention, if its runs have results."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -236,7 +236,7 @@ def _costs(results: Results) -> Iterator[Section]:
 
 
 def _repeated(results: Results) -> Iterator[Section]:
-    """Yield a section with the differences of later results of runs from their first results, if there are any."""
+    """Yield a section with the differences of later results of runs from their first results, if runs were repeated."""
     metrics = [name for name in results.repeats if "/" in name]  # including metrics that only some tasks have
     lines = []
     for table in results.tables if len(results.repeats) else ():

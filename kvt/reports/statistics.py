@@ -68,7 +68,7 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def blocks(settings: pd.Series) -> pd.Series:
-    """Return settings without `heads`, as blocks: runs of a block, attention and seed start from the same weights.
+    """Return settings without `heads`: blocks in which runs of an attention and seed start from the same weights.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']
@@ -132,7 +132,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return a verdict. `different`: corrected p-value, NaN: too few seeds; `as_good`: 90 % interval within margin."""
+    """Return a verdict. `different` is the corrected p-value, NaN with too few seeds; `as_good`, the result of TOST."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

@@ -22,7 +22,7 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 def label(attention: str) -> str:
-    """Return an attention's label in reports: kvt's label or the name of the user's class, followed by arguments.
+    """Return an attention's label in reports: kvt's label, or the name of another class, followed by arguments.
 
     >>> label("kv+pos"), label("q-kv, kv_heads 1"), label("my_attention.NearKV, slope 0.5")
     ('KV+Pos', 'Q≠K=V, kv_heads 1', 'NearKV, slope 0.5')
@@ -46,7 +46,7 @@ def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of a name such as "val/loss", as declared by `tasks`, else kvt, else with this name alone.
+    """Return the `Metric` of a name such as "val/loss", from `tasks`, else from kvt's tasks, else `Metric("loss")`.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -70,7 +70,7 @@ class Table(NamedTuple):
     printed: Published = MappingProxyType({})  # the published numbers in the paper's columns, if these are mislabelled
     note: str = ""
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
-    accuracy: str = ""  # the accuracy to compare with `chance`, if `metric` is not an accuracy
+    accuracy: str = ""  # the accuracy to compare with `chance`; "" if it is `metric`
     margin: float = 1.0  # in points; a difference below the margin counts as equal
     # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
     claims: Mapping[tuple[str, str, str], float] | None = None
@@ -90,7 +90,7 @@ class Table(NamedTuple):
         return ACC.point if self.accuracy else self.kind.point
 
     def chance_in(self, column: str) -> float | None:
-        """Return the lowest accuracy of guessing in a column or pool; None without runs, or if one is unknown."""
+        """Return a column's or pool's lowest accuracy of guessing; None without runs, or if one accuracy is unknown."""
         names = self.names(column)
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
@@ -99,7 +99,7 @@ class Table(NamedTuple):
         return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     def names(self, column: str) -> frozenset[str]:
-        """Return the names of the runs of a column or pool; no names if the table has neither."""
+        """Return the names of the runs of a column or pool; no names if there is no such column or pool."""
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -108,7 +108,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Map each of `columns` (None: each task) to its runs' names; UserError for one without runs at any scale."""
+    """Map each of `columns` (None: each task) to its runs' names; UserError if one has no runs at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -190,7 +190,7 @@ def _table(grid: Grid, outcomes: Outcomes, entry: TableEntry) -> Table:
 
 
 def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
-    """Return the accuracy of guessing by run, if known: recorded share of the largest class, or the data's `chance`."""
+    """Return known accuracies of guessing by run: the recorded share of the largest class, or the data's `chance`."""
     chances = {}
     for run in grid.runs:
         shares = outcome_of(run, outcomes).result.get("largest_class") or {}
@@ -199,14 +199,14 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return the `curves` of a grid: for each figure its metrics, the main one first; UserError if one is unknown."""
+    """Return a grid's `curves`: for each figure its metrics, the main one first; UserError if a metric is unknown."""
     known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return `against`: for an x-axis's label, a setting or a pattern with *; UserError if no run has the setting."""
+    """Return `against`, which maps x-axis labels to settings or patterns with *; UserError if no run has a setting."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

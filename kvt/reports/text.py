@@ -86,7 +86,7 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List the columns at the ceiling against the first baseline, with attentions if not all: "copy; reverse (KV)"."""
+    """List columns at the ceiling against the first baseline, with attentions unless all are: "copy; reverse (KV)"."""
     words, baseline = [], compared[0].baseline
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
@@ -120,7 +120,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference and any interval in points; for `solved` columns, counts of solved runs and of blocks."""
+    """Return difference and interval, if known, in points; for `solved` columns, counts of solved runs and blocks."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"
@@ -140,7 +140,7 @@ def verdict_in_words(compared: Compared, kind: Metric) -> str:
 
 
 def _cell(kind: Metric, cell: Cell, usual: str) -> str:
-    """Return a cell's mean ± standard deviation, with its `_count` unless `usual`; without values, the reason."""
+    """Return mean ± standard deviation, and `_count` unless it is `usual`; for a cell without values, the reason."""
     if cell.runs:
         count = _count(cell)
         return _spread(kind, cell.mean, cell.over_settings) + f", n = {count}" * (count != usual)
@@ -149,7 +149,7 @@ def _cell(kind: Metric, cell: Cell, usual: str) -> str:
 
 
 def _count(cell: Cell) -> str:
-    """Return numbers of runs, settings, seeds and lost runs: "5 of 24 (2 of 8 settings, 1 to 3 seeds, 2 diverged)"."""
+    """Return numbers of runs, settings, seeds and lost runs: "4 of 24 (2 of 8 settings, 1 to 3 seeds, 2 diverged)"."""
     settings = _of(cell.settings, cell.wanted_settings)
     few, most, wanted = cell.fewest_seeds, cell.most_seeds, -(-cell.wanted // cell.wanted_settings)
     seeds = f"{few:.0f} to {_of(most, wanted)}" if few < most else _of(most, wanted)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from kvt.system import atomically, say, tell, write_csv
 
 Row = dict[str, float]
-"""{"step": …, "seconds": …, metric: …}: the seconds of training until the step, and metrics logged at this step."""
+"""A row of the history, {"step": …, "seconds": …, metric: …}. "seconds" is the training time up to this step."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Ctrl-C, and the signals by which clusters announce that they will end a process."""
 
@@ -33,15 +33,15 @@ class RunCallback(L.Callback):
     * Learning rate, norm of the gradients, training time (without validation, pictures and checkpoints) and speed are
       logged every `log_every_n_steps` steps.
     * A checkpoint also has the history, training time, running means since the last log, metrics that callbacks read,
-      and accumulated gradients; no state of random generators: `Batches` seeds them before each training batch.
+      and accumulated gradients. It has no random states: `Batches` seeds torch's generators before each training batch.
     * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
-    * Ctrl-C or a signal of a cluster stops the run after the current step, or after the validation that follows this
-      step. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation and end
-      of an epoch, and stop after the same step. A second Ctrl-C ends the process at once.
+    * Ctrl-C or a signal of a cluster stops the run after the current step or, if a validation follows, after the
+      validation. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation
+      and end of an epoch, and stop after the same step. A second Ctrl-C ends the process at once.
 
     Args:
-        resumes: whether this process resumes a run. A resumed run ends if the run had been told to stop, for instance
-            by `EarlyStopping`.
+        resumes: whether this process resumes a run. If the run had been told to stop before, for instance by
+            `EarlyStopping`, it is told again.
     """
 
     def __init__(self, resumes: bool = False) -> None:
@@ -101,7 +101,7 @@ class RunCallback(L.Callback):
         if self.diverged or (self.resumes and saved.get("should_stop")):
             self._end(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's: stops between two steps
+            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's handler stops between two steps
             for number in STOP_SIGNALS:  # Lightning restores all handlers after training
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
@@ -145,7 +145,7 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """In `fit`, add a metric of `Task.record` to the history, and end the run if a loss is not finite."""
+        """In `fit`, add a metric from `Task.record` to the history; end the run if it is a loss that is not finite."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -156,12 +156,12 @@ class RunCallback(L.Callback):
             self._end(trainer, at_once=True)
 
     def write(self) -> None:
-        """Write history.csv into the run's folder, if there is one."""
+        """Write history.csv into the run's folder, if the run has a folder."""
         if self.folder is not None:
             write_csv(self.folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
     def _end(self, trainer: L.Trainer, at_once: bool = False) -> None:
-        """End the run after this batch and a validation; with `at_once`, also before --min_epochs or --min_steps."""
+        """End the run after this batch and a validation; with `at_once`, ignore --min_epochs and --min_steps."""
         trainer.should_stop = True
         if at_once:
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
@@ -169,13 +169,13 @@ class RunCallback(L.Callback):
             trainer.check_val_every_n_epoch = 1
 
     def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether a validation may follow this batch. A signal then stops the run only after the validation."""
+        """Return whether a validation may follow this batch; if so, a signal does not stop the run before it."""
         batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
         is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Wait for a GPU; add time to `seconds`, all processes' `_read` to `count`; stop the clock unless `goes_on`."""
+        """Wait for a GPU; update `seconds`, and `count` over all processes; stop the clock unless `goes_on`."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0
@@ -237,7 +237,7 @@ class Best(ModelCheckpoint):
 
 
 class Last(ModelCheckpoint):
-    """Saves last.ckpt, from which a run resumes, after each validation (or epoch, if none) and on a stopping signal."""
+    """Saves last.ckpt, to resume from, after each validation (or epoch, if the run never validates) and on a signal."""
 
     state_key = "last"
     on_train_batch_end = L.Callback.on_train_batch_end

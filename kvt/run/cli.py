@@ -22,7 +22,7 @@ from kvt.tasks.datamodule import classes_of
 from kvt.tune import tune
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
-"""Trainer settings, except logger, for which kvt has other defaults than Lightning."""
+"""The defaults of Trainer settings, except `logger`, that differ from Lightning's."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
 """Trainer settings that must be positive if they are numbers. The Trainer itself also accepts other numbers."""
 LOGGERS = ("tensorboard", "csv", "none")
@@ -51,7 +51,7 @@ HELP = {
 
 
 class KvtCLI(LightningCLI):
-    """Parses a configuration and flags of a command line, and makes data and task: `datamodule` and `model`.
+    """Parses a configuration and flags of a command line, and makes the data (`datamodule`) and the task (`model`).
 
     `kvt.run.fit.make_trainer` makes the Trainer.
 
@@ -94,14 +94,14 @@ class KvtCLI(LightningCLI):
 
 
 class Parser(OneLineParser, LightningArgumentParser):
-    """A parser of the settings of a run, with full names, --model.lr, and short names, --lr."""
+    """A parser of the settings of a run, with full names (--model.lr) and short names (--lr)."""
 
 
 def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
     """Return a parser of all settings of a run.
 
     Args:
-        classes: the class of the task, "model", and of its data, "data"; empty: no settings of task and data.
+        classes: {"model": the task's class, "data": the data's class}; if empty, the parser lacks their settings.
         texts: prog, usage and description for --help.
     """
     parser = Parser(exit_on_error=False, allow_abbrev=False, **texts)
@@ -136,7 +136,7 @@ def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
 
 
 def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Namespace, Config]:
-    """Return parsed settings, and all settings in the form of config.yaml.
+    """Return the parsed settings, and the same settings as plain data in the form of config.yaml.
 
     Raises UserError for unknown settings, values of a wrong type, and values that kvt does not accept.
 
@@ -161,7 +161,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section as plain data, without derived ones and defaults of the optimiser and callbacks."""
+    """Return settings by section as plain data, without linked settings and defaults of optimiser and callbacks."""
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)
@@ -180,7 +180,7 @@ def _known_parser(**classes: Any) -> Parser:
 
 
 def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
-    """Return `config`, overridden by flags, with defaults and values of declared types; UserError like `parse`."""
+    """Return `config` with all settings: `words` override it, defaults complete it. UserError as in `parse`."""
     return parse(_known_parser(**classes_of(config)), config, words)[1]
 
 
@@ -190,7 +190,7 @@ def default_settings(classes: Mapping[str, Any]) -> Config:
 
 
 def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return settings by section, with values of their declared types. Keys of `settings` are names of flags: lr.
+    """Return settings by section, with values of their declared types. Keys of `settings` are flags, such as "lr".
 
     Raises UserError for an unknown name, and for a value of a wrong type.
     """

@@ -1,6 +1,6 @@
 """`RunConfig`, the configuration of a run as plain data, with the content of the run's config.yaml.
 
-The module does not import torch, because that takes seconds. Functions that parse settings or find classes do.
+The module does not import torch, because the import takes seconds. Functions that need torch import it when called.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class RunConfig:
 
     @classmethod
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
-        """Return the configuration in files: paths of YAML files, or names of tasks such as cifar10.
+        """Return the configuration in `files`, which are paths of YAML files or names of tasks such as cifar10.
 
         A later file overrides an earlier one. Raises UserError if a file is missing or invalid, or if the files do not
         name the classes of a task and its data.
@@ -80,7 +80,7 @@ class RunConfig:
 
     @property
     def classes(self) -> dict[str, Any]:
-        """A dict of the imported classes of the task, "model", and of its data, "data"."""
+        """A dict of imported classes: "model" is the class of the task, "data" the class of its data."""
         from kvt.tasks.datamodule import classes_of
 
         return classes_of(vars(self))
@@ -107,7 +107,7 @@ class RunConfig:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the settings of task, data and Trainer in `flat`, without the classes."""
+        """The defaults of the settings in `flat`, except the seed, the classes and the optimiser's arguments."""
         return _defaults(self.model["class_path"], self.data["class_path"])
 
     @property
@@ -120,9 +120,9 @@ class RunConfig:
     def name(self) -> str:
         """The run's name: 12 hexadecimal digits of a hash of `asked`.
 
-        A new argument with a default does not rename runs. If a later version of kvt changes a default, a configuration
-        that leaves it unset keeps its name. `differences` from the config.yaml of an earlier run reports the change,
-        because config.yaml stores every value.
+        A new argument with a default does not rename runs. If a later version of kvt changes the default of a setting,
+        a configuration without this setting keeps its name. `differences` from the config.yaml of an earlier run
+        reports the change, because config.yaml stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)}
@@ -164,7 +164,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """A dict: "attn" is the name or import path of the attention, "model" and "data" those of task and data."""
+        """A dict: "attn" is the attention's name or import path, "model" and "data" import paths of task and data."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
@@ -220,7 +220,7 @@ def in_short(value: Any) -> Any:
 def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:
     """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
 
-    `named` maps a section to the import path of a class, or to None. Such a class replaces the class in the files, and
+    `named` may map a section to the import path of a class. This class replaces the class in the files, and
     gets only those settings in the files that are arguments of its constructor. Raises UserError if a file does not
     exist or has no valid configuration, and if a class is missing.
     """

@@ -1,4 +1,4 @@
-"""Trains, validates, tests or predicts with the Lightning Trainer. Resumed runs equal uninterrupted runs."""
+"""Trains, validates, tests or predicts with the Lightning Trainer. Resuming a run does not change its result."""
 
 import os
 import signal
@@ -132,7 +132,7 @@ def train(
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
             trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
-            # a resumed run may have ended its training before the stop: it trains no step, but needs its result
+            # a resumed run may have been stopped after its last step: it then trains no step, but makes its result
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
@@ -152,7 +152,7 @@ def _result(
 ) -> Result:
     """Test a run that has ended, unless `test` is false, it has diverged, or there is no test split; write its result.
 
-    Return the result; in all processes but the first, an empty one.
+    Return the result, which is empty in all processes but the first.
     """
     task, data = cli.model, cli.datamodule
     saved = Checkpoint(best.best_model_path) if best and best.best_model_path else None
@@ -182,7 +182,7 @@ def test(cli: KvtCLI) -> None:
 
 
 def predict(cli: KvtCLI) -> Path | None:
-    """Write predictions of the checkpoint `cli.start` to a CSV, and return its path; with --fast_dev_run, do neither.
+    """Write predictions of `cli.start` to a CSV; return its path. With --fast_dev_run, write nothing and return None.
 
     The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
     predictions-<stem>.csv beside the checkpoint.
@@ -202,7 +202,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing. Lightning's `PassThroughProfiler` creates a generator in about 150 calls a step."""
+    """A profiler that does nothing. About 150 times a step, Lightning's `PassThroughProfiler` creates a generator."""
 
     nothing = nullcontext()
 
@@ -267,8 +267,8 @@ def make_trainer(
 def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bool) -> Path:
     """Return the path of a run's folder; raise UserError if `folder` has a run and `resume` is False.
 
-    If `folder` is None and `writes` is true, make and return a folder version_N with the next free N. Two runs that
-    start at once get different folders. If `folder` is None and `writes` is false, return the parent of such folders.
+    If `folder` is None and `writes` is true, make and return a folder version_N with the next free N. Concurrent
+    runs get different folders. If `folder` is None and `writes` is false, return the parent of such folders.
     """
     if folder is not None:
         path = user_path(folder).resolve()
@@ -299,7 +299,7 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
 
 def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Read the data, load `cli.start` into the task, return it and a Trainer; UserError if it is missing or unfit."""
+    """Set up data and task; return `cli.start` and a Trainer; UserError if `cli.start` is None or does not fit."""
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule
@@ -318,7 +318,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes on settings that limit the data of `metrics`, by setting, and on early stopping, "stopped"."""
+    """Return notes by name: of each setting that limits the data of `metrics`, and "stopped" for early stopping."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")
@@ -331,10 +331,10 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model with torch.compile in place; the names of parameters stay the same. GPUs use CUDA graphs.
+    """Compile a task's model in place with torch.compile, on a GPU with CUDA graphs; parameters keep their names.
 
-    The stacks of blocks are compiled, too, because some losses call the stacks directly, not through the model's
-    `forward`. Raises UserError if batches differ in length.
+    The stacks of blocks are compiled, too, because some tasks call `model.states` instead of the model's `forward`.
+    Raises UserError if batches differ in length.
     """
     if data.batches("train", trainer).ragged:
         raise UserError(f"--compile: batches of {data.task_name} differ in length: drop the flag")

@@ -32,11 +32,11 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file, or a folder of `save_pretrained`: its task, its data and their settings.
+    """A checkpoint of a task: a file, or a folder that `save_pretrained` has written.
 
     Args:
         path: path of the file or the folder; a run's folder stands for its best checkpoint.
-        named: import paths of classes outside kvt that may be imported, by flag: "attn", "model", "data".
+        named: maps "attn", "model" or "data" to the import path of a class outside kvt that may be imported, or None.
     """
 
     path: str | Path
@@ -54,9 +54,9 @@ class Checkpoint:
     def section(self, name: str) -> dict[str, Any]:
         """Return {"class_path": …, "init_args": …} of the task (name "model") or of the data (name "data").
 
-        Settings of the data that are None get the values that the run has measured. A `data_dir` that does not exist is
-        left out. Raises UserError if the checkpoint lacks the section, if its class or attention is neither part of kvt
-        nor in `named`, if `named` has another class, or if a setting names a class.
+        A setting in `TaskData.measured` that is None gets the value that the run has measured. A `data_dir` that does
+        not exist is left out. Raises UserError if the checkpoint lacks the section, if its class or attention is
+        neither part of kvt nor in `named`, if `named` has another class, or if a setting names a class.
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
@@ -96,7 +96,7 @@ class Checkpoint:
         return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the trained task in eval mode; UserError like `section`, for another kind and unfit weights."""
+        """Return the task in eval mode; UserError as in `section`, if it is no `kind`, or if its weights do not fit."""
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
@@ -160,7 +160,7 @@ class Checkpoint:
                     raise self.error(f"{made}: keep the run's own setting")
 
     def require_same_data(self, data: TaskData, content: bool = True) -> None:
-        """Raise UserError if the `spec` of data differs from the model's, or, with `content`, if the data differ."""
+        """Raise UserError if `data` have another `spec` than the model or, with `content`, are not the run's data."""
         for name in {*(self.spec or {}), *data.spec} if self.spec is not None else ():
             if self.spec.get(name) != data.spec.get(name):
                 raise self.error(f"made with another {name}: name the run's own data, or start a new run")
@@ -222,7 +222,7 @@ def _read_folder(path: Path) -> dict[str, Any]:
 
 
 def load(checkpoint: str | Path, attn: str | None = None, model: str | None = None) -> Task:
-    """Return the trained task in a checkpoint, in eval mode, with its vocabulary.
+    """Return the trained task in a checkpoint, in eval mode.
 
     A language model has the method `generate(prompt, tokens)`, a translation task has `translate(sentences)`, and a
     classification task has `predict(inputs)`.
@@ -230,9 +230,9 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     Args:
         checkpoint: path of a file that a run or a plain Lightning Trainer has saved; of a folder that
             `save_pretrained` has written; or of a run's folder, which stands for the run's best checkpoint.
-        attn: import path of your own attention class, if the checkpoint uses one: my_attention.NearKV. kvt imports only
-            classes that you name.
-        model: import path of your own task class, if the checkpoint uses one: my_task.MyTask.
+        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. kvt imports
+            only classes that you name.
+        model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
 
     Raises:
         UserError: the file does not exist, is no checkpoint of a task, or uses a class outside kvt that neither

@@ -21,7 +21,7 @@ from kvt.tune import environment
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. Their names are the same in all runs of a task.
 
-    Mappings and lists become text. TensorBoard's table would show the entries of a mapping only for a single run.
+    Mappings and lists become text, because TensorBoard makes entries columns, and shows only the columns of one run.
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
@@ -82,7 +82,7 @@ def save_results(
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with a heading and a line per example; floats are rounded to four decimals; a list fills one cell.
+    """Write a CSV with a heading and a line per example. Floats are rounded to four decimals. A vector fills one cell.
 
     Args:
         path: path of the CSV.

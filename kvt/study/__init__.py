@@ -1,1 +1,1 @@
-"""Studies: train all runs of a grid in many processes or on many machines, and record their results."""
+"""Studies train all runs of a grid in many processes or on many machines, and record the results."""

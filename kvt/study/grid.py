@@ -1,4 +1,4 @@
-"""Grids. A grid is a YAML file that lists the tasks, settings and seeds of a study's runs at several scales."""
+"""Reads grids: YAML files that list the tasks, settings and seeds of a study's runs at one or more scales."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,21 +16,21 @@ from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
-Axes = dict[str, list[Any]]  # maps a setting to its values; a value that is a mapping may set several settings
+Axes = dict[str, list[Any]]  # maps an axis to its values; a value that is a mapping may set several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
 ATTENTIONS = "attentions of one scale alone"
 OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")  # the settings of a task that make up `Run.attention`
 FULL = "paper"  # the scale with which other scales are compared
 ONLY = "full"  # the scale of a grid without the key `scales`
 
-Settings = dict  # with dict[str, Any], jsonargparse would parse the values
+Settings = dict  # with dict[str, Any], jsonargparse would parse strings in it as YAML
 Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes; or names of tasks
-Columns = dict[str, Settings] | list[str] | None  # column: settings of its runs; or tasks as columns; None: all tasks
+Columns = dict[str, Settings] | list[str] | None  # maps columns to their runs' settings; or names of tasks; None: all
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. Tasks and seeds, if given, replace those of the grid; axes replace axes of the same name."""
+    """A scale. If given, `tasks` and `seeds` replace the grid's; `axes` replace or extend the grid's `axes`."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -40,7 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ClaimsEntry:
-    """Attentions to compare in a column or pool, at one scale; differences below `margin` (points) count as equal."""
+    """Pairs of attentions with a verdict in a column or pool at one scale, and the verdict's `margin` in points."""
 
     scale: str
     column: str
@@ -58,14 +58,14 @@ class TableEntry:
     solved: list[str] | Settings = field(default_factory=list)
     columns: Columns = None
     pools: dict[str, list[str]] = field(default_factory=dict)
-    claims: list[ClaimsEntry] | None = None  # the comparisons that have a verdict; None: all
+    claims: list[ClaimsEntry] | None = None  # the comparisons that have a verdict; None: all have one
     published: dict[str, dict[str, float | tuple[float, float]]] = field(default_factory=dict)
     relabelled: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
     def published_pairs(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """By attention and column: the published mean, and the standard deviation over settings, NaN if unknown."""
+        """By attention and column: (published mean, standard deviation over settings). An unknown deviation is NaN."""
         return {
             attention: {column: value if isinstance(value, tuple) else (value, nan) for column, value in cells.items()}
             for attention, cells in self.published.items()
@@ -88,11 +88,11 @@ class GridFile:
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
     best_of: str | None = None  # see `kvt.reports.report.best_of`
     against: dict[str, str] = field(default_factory=dict)
-    set: Settings = field(default_factory=dict)  # replaces the axes with these names in all tasks and scales
+    set: Settings = field(default_factory=dict)  # replaces or adds the axes with these names in all tasks and scales
 
     @classmethod
     def parse(cls, content: Any) -> "GridFile":
-        """Return the grid with the content of a YAML file; raise UserError if a key or a type is wrong."""
+        """Return the grid from the parsed content of a YAML file; raise UserError if a key or a type is wrong."""
         parser = ArgumentParser(exit_on_error=False)
         parser.add_argument("--grid", type=cls)
         try:
@@ -155,7 +155,7 @@ class TaskFile:
 @dataclass(frozen=True)
 class Run:
     task: str  # the name of the task's YAML file, which may differ from the setting `task` of the data
-    settings: Mapping[str, Any]  # the parsed values of the axes
+    settings: Mapping[str, Any]  # maps the settings of the axes to their parsed values
     seed: int
     config: RunConfig
 
@@ -165,12 +165,12 @@ class Run:
 
     @cached_property
     def size(self) -> int:
-        """dim × depth × length × epochs (1 if unknown), to which the time of a task's run is roughly proportional."""
+        """dim × depth × length × max_epochs, each 1 if unknown. Run times of a task are roughly proportional to it."""
         return abs(prod(self.value(name) or 1 for name in ("dim", "depth", "length", "max_epochs")))
 
     @property
     def attention(self) -> str:
-        """The attention with its arguments: "kv", "kv, kv_heads 1", "qkv, share_layers 2"."""
+        """The attention with its arguments and shared layers: "kv", "kv, kv_heads 1", "qkv, share_layers 2"."""
         model = self.config.model["init_args"]
         shared = {"share_layers": number} if (number := model.get("share_layers", 1)) > 1 else {}
         details = [f"{name} {value}" for name, value in {**(model.get("attn_kwargs") or {}), **shared}.items()]
@@ -178,12 +178,12 @@ class Run:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The settings without `OF_ATTENTION`. Reports compare runs with equal settings."""
+        """The settings without `OF_ATTENTION`. Reports compare runs of a task with equal `setting` and seed."""
         return {name: value for name, value in self.settings.items() if name not in OF_ATTENTION}
 
     @property
     def values(self) -> dict[str, Any]:
-        """All settings of the run by short name, including "task" and "seed"."""
+        """The settings of the Trainer, data and model by short name, and "optimizer", "task" and "seed"."""
         model, data = (part["init_args"] for part in (self.config.model, self.config.data))
         others = {"optimizer": self.config.optimizer, "task": self.task, "seed": self.seed}
         return {**self.config.trainer, **data, **model, **others}
@@ -282,7 +282,7 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
     Args:
         named: path of the grid's YAML file, or name of a grid in kvt/grids.
         scale: name of a scale; default: laptop if the grid has it, else its first scale.
-        changes: words such as norm=post, which replace axes of the grid.
+        changes: words such as norm=post, which replace or add axes of the grid.
 
     Raises:
         UserError: the file is missing or invalid, or the scale is unknown.
@@ -334,8 +334,8 @@ def _find_task(grid: Path, task: str) -> Path:
 def _scale_diff(ours: Sequence[Run], full: Sequence[Run]) -> ScaleDiff:
     """Return the settings whose values differ between a scale and the scale `FULL`, with the values at both scales.
 
-    A key is "<task>: <setting>", "study: seeds" or "study: tasks". The key "<task>: " + `ATTENTIONS` has the attentions
-    that only this scale has, and those that only `FULL` has.
+    A key is "<task>: <setting>", "study: seeds", "study: tasks", or "<task>: " + `ATTENTIONS`. The last key has the
+    attentions that only this scale has, and the attentions that only `FULL` has.
     """
 
     def values(name: str, task: str | None = None) -> tuple[list[Any], list[Any]]:

@@ -17,7 +17,7 @@ from kvt.system import UserError, one_line, parse_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
-REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # version 0.1 had these, without effect
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # settings of version 0.1 without effect
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
@@ -40,7 +40,7 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Outcome(NamedTuple):
-    """The state of a run, and the result of a run that has ended. The source is a run's folder or a record."""
+    """The state of a run, and the result of a finished or diverged run. The source is a run's folder or a record."""
 
     state: State
     message: str = ""  # one line: why the run failed or diverged
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     config: Any = None  # the stored RunConfig; None if it is missing, damaged or not as wanted
 
 
-Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; reports use the first
+Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; all but the first are repetitions
 
 
 def outcome_of(run: Run, outcomes: Outcomes) -> Outcome:
@@ -65,8 +65,8 @@ def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
 def read_outcome(folder: Path, wanted: RunConfig | None = None) -> Outcome:
     """Return a run's outcome, read from its folder. A run with a damaged file is `FAILED`; `message` names the file.
 
-    A run whose configuration is not `wanted` is `FAILED`, too: a default of kvt has changed since, or the folder is a
-    copy of another run's.
+    A run whose configuration differs from `wanted` is `FAILED`, too, for instance because a default of kvt has changed,
+    or because the folder is a copy of another run's folder.
     """
     try:
         outcome = _read(folder)
@@ -93,7 +93,7 @@ def _read(folder: Path) -> Outcome:
 
 
 def ended(result: Any, history: pd.DataFrame | None) -> Outcome:
-    """Return the outcome of a run from the content of its result.json; ValueError if it lacks one of `REQUIRED`."""
+    """Return a run's outcome from its result.json and history; raise ValueError if `result` lacks a `REQUIRED` key."""
     if missing := [key for key in REQUIRED if key not in result]:
         raise ValueError(f"{missing[0]} is missing")
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -137,7 +137,7 @@ def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
 
 
 def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table with a row for each step at which a finished run logged metrics.
+    """Return a table with the rows of the histories of finished runs; an empty table if there are none.
 
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". If a run
     was trained several times, its first history is used.

@@ -1,12 +1,12 @@
 """Records: the results of a grid in three files, which can be shared and extended.
 
-A row of results.csv is a flattened result.json: the column "model.dim" is an argument of the task's class,
-"machine.processor" an entry of "machine". A cell is JSON or other text, and is empty if the run has no such value.
-histories.csv.gz has the histories, reduced to fewer rows. record.yaml names the grid and the scale, and lists for each
-addition the date, the number of runs and the commits of kvt that trained these runs.
+A row of results.csv is a flattened result.json: the column "model.dim" has an argument of the task's class, and
+"machine.processor" an entry of "machine". A cell is JSON or other text. It is empty if the run has no such value, or if
+a Trainer setting has its default. histories.csv.gz has the histories, long ones with fewer rows. record.yaml names the
+grid and the scale, and lists for each addition the date, the number of runs and the commits of kvt that trained them.
 
-One process at a time extends a record. It replaces each file in one step, results.csv last. If the process is killed,
-the record has the old results. Histories of runs that results.csv lacks are ignored.
+One process at a time extends a record. It replaces each file in one step, results.csv last. If the process is killed
+before that step, the record keeps the old results. Histories of runs that results.csv lacks are ignored.
 """
 
 import gzip
@@ -54,10 +54,9 @@ def find_outcomes(
 ) -> dict[str, list[Outcome]]:
     """Return the outcomes of each run by name, read from folders that contain runs or records at any depth.
 
-    A result belongs to the run with the same `RunConfig.name`. Equal results of a run count once. The outcomes in
-    `known` come first. The result of a run with a `ckpt_path` belongs to no run. Damaged runs are left out,
-    with a printed note. Raises UserError if a folder does not exist, if a record is damaged, or if there are folders
-    but no results of the runs.
+    A result belongs to the run with the same `RunConfig.name`, but to no run if its configuration has a `ckpt_path`.
+    Equal results of a run count once. The outcomes in `known` come first. Damaged runs are left out, with a printed
+    note. Raises UserError if a folder does not exist, if a record is damaged, or if folders have no results of `runs`.
     """
     # results with other classes are skipped, because importing a class of an unknown source is unsafe
     classes = {(run.config.model["class_path"], run.config.data["class_path"]) for run in runs}
@@ -186,7 +185,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON, but a non-empty, printable string that is not JSON unchanged."""
+    """Return a non-empty, printable string that is not JSON unchanged, and any other value as JSON."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

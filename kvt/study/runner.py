@@ -38,11 +38,11 @@ def make_runs(
     listed: bool = False,
     recorded: Outcomes | None = None,
 ) -> int:
-    """Train the runs that are neither done nor recorded, as `kvt study run` does; return the number of failed runs.
+    """Train the runs that have not ended, as `kvt study run` does; return the number of failed runs.
 
     `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. With
     `listed`, the function lists the runs with their states instead of training. The other arguments are flags of the
-    command. The number includes runs that failed before and are not retried. With `dry_run` or `listed`, it is 0.
+    command. Failed runs include runs that failed before and are not retried. With `dry_run` or `listed`, return 0.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -92,7 +92,7 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
     """
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     todo, started = [*runs], dict[Path, Run]()
-    deaths: Counter[tuple[Path, float]] = Counter()  # of a process, by folder and time of the last checkpoint
+    deaths: Counter[tuple[Path, float]] = Counter()  # of runs' processes, by folder and time of the last checkpoint
     while todo or started:
         while workers.free and (run := next((run for run in todo if not is_in_use(run.folder(root))), None)):
             todo.remove(run)
@@ -114,17 +114,17 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Return as text the test metrics of a run, or else its validation metrics, and the seconds of training."""
+    """Return a line with a run's test metrics, or validation metrics if it has no others, and its training time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{result['seconds']:.0f} s"])
 
 
 class Times:
-    """Estimates the time of runs from known runs: those on GPUs, or those on CPUs if this machine has no GPU."""
+    """Estimates the time of runs from known runs on GPUs, or from known runs on CPUs if this machine has no GPU."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to seconds
+        self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to the runs' seconds
         self.machines: Counter[str] = Counter()
 
     def add(self, run: Run, result: Mapping[str, Any]) -> None:

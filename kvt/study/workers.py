@@ -46,7 +46,7 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Unless in use, delete a failed run's error.txt, and all files if one is damaged or of another configuration."""
+    """Delete error.txt, and all files if the run is still `FAILED` then. Do nothing while the folder is in use."""
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -54,7 +54,7 @@ def forget(folder: Path, config: RunConfig) -> None:
 
 
 def train_job(job: Job) -> None:
-    """Train a run, or resume it from its last checkpoint; then delete this checkpoint."""
+    """Train a run, or resume it if it has a last.ckpt. Then delete last.ckpt."""
     data = {"data_dir": job.data_dir} if "data_dir" in arguments(job.config.classes["data"]) else {}
     config = job.config.merged({"data": data, "trainer": {"devices": 1, "enable_progress_bar": False}})
     resume = (job.folder / LAST).is_file()
@@ -66,12 +66,12 @@ def train_job(job: Job) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of a mistake of the user, or the type and message of another error, in one line."""
+    """Return in one line the message of `mistake_in(error)`, or the type and message of any other error."""
     return " ".join(str(mistake_in(error) or f"{type(error).__name__}: {error}").split())
 
 
 def write_error(folder: Path, message: str, trace: str = "") -> None:
-    """Write the file that makes a run `FAILED`."""
+    """Write error.txt, which makes a run `FAILED`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ERROR, f"{message}\n\n{trace}")
 
@@ -79,8 +79,8 @@ def write_error(folder: Path, message: str, trace: str = "") -> None:
 class LocalWorkers:
     """Workers that train each run in a new process, forked from a server process that has imported all modules.
 
-    Each worker gets a share of the cores that this process may use, and one of the GPUs, if any. The workers' processes
-    ignore Ctrl-C, and end when the process that made this object ends or is killed.
+    Each worker gets a share of the cores that this process may use, and one of the GPUs if there are any. The workers'
+    processes ignore Ctrl-C, and end when the process that made this object ends or is killed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` until a run ends; yield ended jobs, each with how its process died, or else ""."""
+        """Wait at most `seconds` until runs end. For each, yield its job and why its process died, "" if it did not."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()
@@ -156,7 +156,7 @@ class RayCluster:
             raise UserError(f"--ray {address}: cannot connect; `ray start --head` starts a cluster: {error}") from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
-        # max_calls=1 makes a new process for each run: torch's settings or a broken GPU do not affect the next run
+        # max_calls=1 makes a new process for each run: torch's settings and CUDA errors of a run do not affect the next
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1)(_work_on_ray)
         self._running: dict[Any, Job] = {}
 

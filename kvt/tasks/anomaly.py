@@ -58,8 +58,8 @@ class BackboneFeatures:
     """Image features: inputs of a torchvision classifier's last linear layer, such as the 512 numbers of ResNet-34.
 
     Pixels are normalised as in the training of the published weights. An image is resized only if a side is smaller
-    than the network accepts, or larger than in the network's training. A grey image gets three equal channels. The
-    features are cached in `data_dir/.cache`.
+    than the network accepts, or larger than `crop_size` of the weights' transforms. A grey image gets three equal
+    channels. The features are cached in `data_dir/.cache`.
     """
 
     def __init__(self, images: ImageSource, backbone: str, weights: Path | None, data_dir: Path) -> None:
@@ -74,12 +74,12 @@ class BackboneFeatures:
         self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
     def prepare(self) -> None:
-        """Compute the features of all images, on a GPU if there is one, unless the features are cached."""
+        """Compute the features of all images, on a CUDA GPU if there is one, unless the features are cached."""
         cache_splits(self.cache, self._compute, read_features)
 
     @property
     def content(self) -> str:
-        return self._hash(self.images.content)  # no hash of features: their last digits differ between machines
+        return self._hash(self.images.content)  # not a hash of the features, whose last digits differ between machines
 
     def load(self) -> Splits:
         """Return features and labels in the form that `read_features` returns."""
@@ -112,7 +112,7 @@ class BackboneFeatures:
     def _own_model(self, path: Path) -> nn.Module:
         model = _meta_model(self.backbone)
         model.set_submodule(self._head, nn.Identity())
-        # torchvision sets `transform_input` with its weights of GoogLeNet and Inception; no other network reads it
+        # torchvision sets `transform_input` when it loads weights of GoogLeNet or Inception; no other network reads it
         model.transform_input = True  # type: ignore[assignment]
         state = {key: value for key, value in read_tensors(path).items() if not key.startswith(f"{self._head}.")}
         model.load_state_dict(state, assign=True)
@@ -148,7 +148,7 @@ def _meta_model(backbone: str) -> nn.Module:
 
 
 FeatureSource = FeatureFile | BackboneFeatures
-"""A source of features. `content` is a hash, which does not depend on the paths of files."""
+"""A source of features. `content`, a hash that does not depend on paths of files, identifies the features."""
 
 
 class SetBatches(Batches):
@@ -166,7 +166,7 @@ class SetBatches(Batches):
 
     Args:
         features: float32 (images, feature_dim).
-        labels: classes of the images, int64 (images,); a class must have at least `set_size` − 1 images.
+        labels: classes of the images, int64 (images,): at least two classes, each with `set_size` − 1 or more images.
         set_size: S, the number of images in a set.
         last: whether the anomaly is last in the set; False: at a random position.
     """
@@ -177,7 +177,7 @@ class SetBatches(Batches):
         super().__init__(features, labels, **settings)
         self.set_size, self.last = set_size, last
         classes, self._class, counts = labels.unique(return_inverse=True, return_counts=True)
-        self._members = torch.full((len(classes), int(counts.max())), -1)  # (classes, largest), padded with −1
+        self._members = torch.full((len(classes), int(counts.max())), -1)  # (classes, size of largest), padded with −1
         self._members[torch.arange(counts.max()) < counts.unsqueeze(1)] = self._class.argsort(stable=True)
         self._fixed = None if self.shuffle else self._draw_all()
 
@@ -209,10 +209,10 @@ class SetBatches(Batches):
 class SetAnomalies(TaskData):
     """Sets of image features with one anomaly. A batch is (sets, float32 (B, S, feature_dim); positions, int64 (B,)).
 
-    `positions` are those of the anomalies. The anomaly is an image of another class than all other images of the set.
-    In an epoch, every image of a split is the anomaly of one set. Training sets are drawn anew in every epoch.
-    Validation and test sets are drawn once, and depend on the seed. Unless `features` is given, a pretrained network
-    computes the features, which are cached in a file.
+    `positions` are the anomalies' indices in their sets. An anomaly is an image of another class than all other images
+    of the set. In an epoch, every image of a split is the anomaly of one set. Training sets are drawn anew in every
+    epoch. Validation and test sets are drawn once, and depend on the seed. Unless `features` is given, a pretrained
+    network computes the features, which are cached in a file.
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.
@@ -302,7 +302,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 class AnomalyTask(BlockTask, Classification):
-    """Task of finding the image of another class in a set. The model is `SetScorer`, and the optimiser is Adam.
+    """Task of finding the image of another class in a set. The model is `SetScorer`; the default optimiser is Adam.
 
     A softmax over the scores of the set's images gives the probability that each image is the anomaly.
 

@@ -1,4 +1,4 @@
-"""The base classes of tasks, `Task` and `Classification`."""
+"""`Task`, the base class of all tasks, and its subclass `Classification`."""
 
 import json
 from abc import ABC, abstractmethod
@@ -32,16 +32,16 @@ class Task(L.LightningModule, ABC):
     """A LightningModule with a model, its loss, its metrics and its optimiser.
 
     A subclass sets `self.model`, which `forward` calls, and implements `compute_metrics` and `num_predictions`. The
-    learning rate is constant, 1e-3, unless it passes arguments of `set_rate` to `super().__init__(spec, …)`.
+    learning rate is a constant 1e-3, unless the subclass passes arguments of `set_rate` to `super().__init__`.
 
-    Validation and test metrics are over all predictions of an epoch; training metrics over the steps since the last
-    log, which is every `log_every_n_steps` steps, before a validation, and at the end of an epoch.
+    Validation and test metrics are computed over all predictions of an epoch, training metrics over the steps since the
+    last log. Training metrics are logged every `log_every_n_steps` steps, before a validation, and after an epoch.
     """
 
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # all metrics of the task
     monitor: ClassVar[str] = "val/loss"  # the metric by which the best checkpoint is chosen
-    must_match: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that must be equal in data and model, such as "vocab"
+    must_match: ClassVar[tuple[str, ...]] = ()  # keys whose values in `spec` must agree in data and model, e.g. "vocab"
     lr: float = 1e-3  # learning rate
     warmup: int = 0  # steps of linear warm-up
     schedule: str = "constant"  # a key of `kvt.tasks.schedules.SCHEDULES`
@@ -51,14 +51,14 @@ class Task(L.LightningModule, ABC):
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.monitored()
-        self.metric_notes: dict[str, str] = {}  # notes about metrics for a reader of the result
+        self.metric_notes: dict[str, str] = {}  # notes for a reader of the result, by topic
         self.logged_step = 0  # the training step after which `on_train_batch_end` last logged
         self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None outside a run of kvt
         if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Skip nn.Module's slow checks if an existing attribute becomes a string or None, as in every step."""
+        """Skip nn.Module's slow checks if an attribute becomes a string or None, as Lightning does in each step."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -66,7 +66,7 @@ class Task(L.LightningModule, ABC):
 
     @classmethod
     def monitored(cls) -> Metric:
-        """Return the metric that `monitor` names; raise UserError if `metrics` lacks it, or if it has no `better`."""
+        """Return the metric that `monitor` names; raise UserError if `metrics` lacks it, or if its `better` is None."""
         name = cls.monitor.partition("/")[2]
         found = next((metric for metric in cls.metrics if metric.name == name), None)
         if found is None or found.better is None:
@@ -113,12 +113,12 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict with the loss and the other `metrics` of a batch; the dict may have further outputs.
+        """Return a dict with the loss and the other `metrics` of a batch; the dict may have further entries.
 
-        A metric is either a tensor with one number, the mean over the predictions of the batch; or a pair of a sum and
-        a divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
-        divisor have one entry per bin. Of a metric with `how="exp"`, the dict has the logarithm. A task may return some
-        metrics in eval mode only.
+        A metric is a tensor with one number, the mean over the predictions of the batch, or a pair of a sum and a
+        divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
+        divisor have one entry per bin. For a metric with `how="exp"`, the dict has its logarithm. A task may return
+        some metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
@@ -126,7 +126,7 @@ class Task(L.LightningModule, ABC):
         raise NotImplementedError
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the `Losses` of a batch: the cross-entropy of `predictions`, and measurements."""
+        """Return the `Losses` of a batch: the cross-entropy of `predictions` with label smoothing, and measurements."""
         return cross_entropy(self.predictions(batch), smoothing)
 
     @abstractmethod
@@ -146,14 +146,14 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return labels of the rows and columns of a layer's attention map for one example; None if there are none."""
+        """Return row and column labels of a layer's attention map for one example; None if there are no labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return a picture, uint8 (H, W, C), and weights of its patches, (heads, rows, columns); None: no picture.
 
-        `weights` is the attention map of a layer for one example, (heads, N, N). The last of the N tokens are the
-        patches of the picture, row by row.
+        `weights` is the attention map of a layer for one example, (heads, N, N). The last rows · columns of the
+        N tokens are the patches of the picture, row by row.
         """
         return None
 
@@ -172,7 +172,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors (each tied weight once) and config.json to a folder, as for the Hugging Face hub."""
+        """Write model.safetensors (each tied weight once) and config.json to a folder, as on the Hugging Face hub."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -193,7 +193,7 @@ class Task(L.LightningModule, ABC):
         """Return the task that `save_pretrained` has written into a folder, in eval mode.
 
         `attn` is the import path of your own attention class, if the task uses one. Raises UserError if the folder
-        holds no task of this class, or if its attention is neither kvt's nor `attn`.
+        holds no task of this class, or if the task's attention is neither kvt's nor `attn`.
         """
         from kvt.run.load_checkpoint import Checkpoint  # imported here, because kvt.run imports this module
 
@@ -201,7 +201,7 @@ class Task(L.LightningModule, ABC):
         return Checkpoint(user_path(folder), {"attn": attn, "model": own}).load_task(cls)
 
     def setup(self, stage: str) -> None:
-        """Raise UserError if the `spec` of data and model differ in a key of `must_match`, such as the vocabulary."""
+        """Raise UserError if data and model differ in an entry of `spec` that `must_match` names, such as "vocab"."""
         theirs = getattr(getattr(self.trainer, "datamodule", None), "spec", None) or {}
         for name in self.must_match:
             if theirs and theirs.get(name) != self.hparams["spec"].get(name):
@@ -239,7 +239,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients; correct an epoch's last step, which may have fewer batches than Lightning divides by."""
+        """Compute gradients. If an epoch's last step accumulates fewer batches, average over these batches only."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -264,7 +264,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sections of config.yaml to the checkpoint; outside a run of kvt, those of task, data, seed."""
+        """Add `run_config` to the checkpoint; if it is None, add classes and arguments of task and data, and seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -272,14 +272,14 @@ class Task(L.LightningModule, ABC):
         }
 
     def record(self, name: str, value: float | Tensor, prog_bar: bool = False) -> None:
-        """Log a number, and pass it to callbacks that have `on_record`. Of several processes, only the first logs."""
+        """Log a number, and pass it to callbacks that have `on_record`. Loggers get the first process's number."""
         self.log(name, torch.as_tensor(value, dtype=ACCUM_DTYPE), prog_bar=prog_bar)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "on_record"):
                 callback.on_record(self.trainer, name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
-        """Add the result of `compute_metrics` to a stage's running means; `weight` is the weight of a single number."""
+        """Add the result of `compute_metrics` to a stage's running means; `weight` weights tensors, not pairs."""
         for metric, mean in self._means(stage):
             value = computed.get(metric.name)
             if isinstance(value, Tensor):  # converted first, because half precision would overflow
@@ -342,7 +342,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class of this name, or a user's from its import path; UserError if none derives from `base`."""
+    """Return kvt's class called `name`, or import a user's class; UserError if it does not derive from `base`."""
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])
@@ -356,7 +356,7 @@ class Classification(Task):
     smoothing: float = 0.0  # label smoothing in training; set by the constructor of a subclass
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict of "loss", "acc", "logits" (may be None) and "found", the result of `losses`."""
+        """Return a dict of "loss", "acc", "logits" (None if computed in chunks) and "found", what `losses` returns."""
         found = self.losses(batch, self.smoothing if self.training else 0.0)
         right = found.right.sum(dtype=found.loss.dtype)
         return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
@@ -380,12 +380,12 @@ class Classification(Task):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        """Return the most probable class of every prediction, int64, for a batch of inputs as in `forward`."""
+        """Return the most probable class of each prediction, int64: the argmax over the logits' last dimension."""
         inputs = inputs.to(self.device)
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of the targets, the most probable classes, and the probabilities of the latter."""
+        """Return a dict of the targets, the most probable classes, and the probabilities of these classes."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
         return {"target": targets, "prediction": prediction, "probability": probability}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kvt.system import UserError
 
 TOLERANCE = 1e-3  # smaller differences, relative to the largest output, are rounding errors
-SHORT = 16  # length of the second test sequence: in a long one, one token hardly changes an average over all tokens
+SHORT = 16  # length of the shorter test sequence: in a long one, one token hardly changes an average over all tokens
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
     """Return whether an output of `predict` at a position changes if later tokens change.
 
     `predict` maps tokens, int64 (B, N), to outputs, (B, N, …). `tokens`, int64 (N,), must have no equal neighbours,
-    because each later token is replaced by its predecessor. One test uses all tokens, a second the first `SHORT`.
+    because each later token is replaced by its predecessor. A second test uses only the first `SHORT` tokens.
     """
     for length in {min(SHORT, len(tokens)), len(tokens)}:
         starts = torch.tensor([1, length // 2, length - 1], device=tokens.device).unsqueeze(1)  # (3, 1)
@@ -58,6 +58,6 @@ def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tens
 
 
 def outputs_differ(outputs: Tensor, others: Tensor) -> bool:
-    """Return whether a model's outputs differ by more than rounding errors; NaN counts as equal."""
+    """Return whether a model's outputs differ by more than rounding errors; outputs with NaN count as equal."""
     tolerance = max(TOLERANCE, 4 * torch.finfo(outputs.dtype).eps)
     return bool((outputs - others).abs().max() > tolerance * outputs.abs().max())

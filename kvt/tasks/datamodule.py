@@ -23,12 +23,12 @@ class TaskData(L.LightningDataModule, ABC):
     """A data set whose splits, usually "train", "val" and "test", are tensors.
 
     A subclass implements `load`. It sets `spec` if the model needs sizes or the vocabulary of the data, and `task_name`
-    if the name of the task is not the class name in lower case. The arguments below are flags of every data set.
+    if the name of the task is not the class name in lower case. The arguments are flags of all data sets of kvt.
 
     Args:
-        batch_size: number of examples in a batch on one process.
+        batch_size: number of examples in a batch of one process.
         seed: random seed of the split, the order of batches and all randomness of training.
-        data_dir: folder of data sets and cached features; default: $KVT_DATA_DIR, else ./data.
+        data_dir: folder of data sets and caches; default: $KVT_DATA_DIR, else ./data.
     """
 
     task_name: str  # also the name of the folder with the task's runs
@@ -36,7 +36,7 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` with measured values; a model keeps those of its training
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` with measured values; a trained model keeps its own
     content: str | None = None  # a hash or name of the data that `load` has read; None if `load` generates them
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
@@ -76,7 +76,7 @@ class TaskData(L.LightningDataModule, ABC):
             self.hparams["content"] = self.content  # identifies the data regardless of their path
 
     def note_counts(self, name: str, **counts: int) -> None:
-        """Print a line and add a note if the counts of a known data set differ from those of its published version."""
+        """Print a line and add a note if the counts of a known data set differ from its published counts."""
         if what := other_counts(name, counts):
             self.notes[UNPUBLISHED] = what
             say(f"these are not the published data: {what}")
@@ -101,7 +101,7 @@ class TaskData(L.LightningDataModule, ABC):
         return self.batches("test", self.trainer)
 
     def predict_dataloader(self) -> Batches:
-        """Return the batches of the split to predict, in the order of `splits`."""
+        """Return the batches of the split to predict, with rows in the order of `splits`."""
         batches = self.batches(self.predicted, self.trainer)
         batches.mix = False
         return batches
@@ -121,7 +121,7 @@ class TaskData(L.LightningDataModule, ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # saved here, not by the loader: the Trainer makes the loader, to count steps, before it would restore its state
+        # saved here, not by the loader, which the Trainer makes, to count steps, before it restores a checkpoint
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,12 +134,12 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """For each held-out split, the share of its largest class: the accuracy of guessing it. {} without classes."""
+        """For each held-out split, the share of the largest class, the accuracy of guessing it; {} without classes."""
         return {}
 
     @cached_property
     def seen_in_training(self) -> dict[str, int] | None:
-        """For each split but "train", how many examples have inputs in "train"; None beyond `MAX_COUNTED` examples."""
+        """For each split but "train", how many `input_keys` are also in "train"; None beyond `MAX_COUNTED` examples."""
         if sum(len(tensors[0]) for tensors in self.splits.values()) > MAX_COUNTED:
             return None
         held_out = {split: [*self.input_keys(split)] for split in self.splits if split != "train"}
@@ -151,14 +151,14 @@ class TaskData(L.LightningDataModule, ABC):
         return next(self.examples(index, 1))
 
     def examples(self, first: int, count: int) -> Iterator[Any]:
-        """Return up to `count` validation examples from `first` on, in batches of one; UserError if there are none."""
+        """Return up to `count` validation examples from `first` on, one per batch; UserError if `first` is no index."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= first < len(rows):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}: an index of the validation split")
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Yield at most ⌈count/16⌉ batches of 16: the first rows if `keeps_order`, but not of "train", else random."""
+        """Yield up to ⌈count/16⌉ batches of 16: random rows of "train" or without `keeps_order`, else first rows."""
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 
@@ -166,8 +166,8 @@ class TaskData(L.LightningDataModule, ABC):
         """Return the batches of a split for this process of the Trainer.
 
         Training batches are shuffled. Unless `keeps_order`, other splits have a fixed random order, so that their first
-        batches contain all classes. With --overfit_batches, training batches have a fixed order, and validation uses
-        them. Raises UserError if the split does not exist.
+        batches are a random sample. With --overfit_batches, training batches have a fixed order, and validation reads
+        the same batches. Raises UserError if the split does not exist.
         """
         overfits = bool(getattr(trainer, "overfit_batches", 0))
         served = "train" if overfits and split == "val" else split

@@ -37,21 +37,21 @@ SHAPE = ("channels", "height", "width")
 class Images(TaskData):
     __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
-    If the images have no validation split, the seed determines a random part of the training images for it. With
+    Without a validation split, a random part of the training images, set by the seed, serves as one. With
     `augment`, each training image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip,
-    on the model's device.
+    on the model's device; the result is float32.
 
     Args:
         dataset: {", ".join(SETS)}.
         root: folder of your own images, with train/, and test/ or val/ or both, each with one subfolder per class; or a
             Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
-        image_size: with `root`: side in pixels of the square to which images are resized and cropped; default: none.
+        image_size: with `root`: width and height in pixels to which images are scaled and cropped; default: unchanged.
         augment: whether training images are randomly cropped and flipped.
         val_size: number of training images to validate on, or their fraction if below 1. Not used if the images have a
             validation split, such as val/.
         mean: mean of the pixels, scaled to [0, 1], for normalisation: one number for each channel or one for all.
             Default: the mean in the paper's code; with `root`, the mean of the training images.
-        std: standard deviation of the pixels, for normalisation. Form and default are those of `mean`.
+        std: standard deviation of the pixels, for normalisation; form and default as for `mean`.
     """
 
     path_settings = ("data_dir", "root")
@@ -84,7 +84,7 @@ class Images(TaskData):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in canonical form: the numbers of a known data set replace a mean or std of None."""
+        """Return settings in canonical form: the numbers of a known data set replace a `mean` or `std` of None."""
         usual = {} if settings.get("root") else cls._usual(str(settings.get("dataset")))
         given = super().as_recorded(settings)
         return {**given, **{name: usual[name] for name in usual if given.get(name) is None}}
@@ -136,7 +136,7 @@ class Images(TaskData):
         return {split: (images[rows], labels[rows]) for split, rows in parts.items()}
 
     def _measured(self) -> dict[str, list[float]]:
-        """Return mean and standard deviation of the training images' pixels, for each channel."""
+        """Return mean and std of the training images' pixels, scaled to [0, 1], for each channel."""
         self.source.prepare()
         images, _ = self._training["train"]
         levels = torch.arange(256, dtype=torch.double) / 255
@@ -154,19 +154,19 @@ class Images(TaskData):
 
 
 class ImageTask(BlockTask, Classification):
-    """Task of classifying images. The model is `ViT`, and the optimiser is Adam.
+    """Task of classifying images. The model is `ViT`; the default optimiser is Adam.
 
-    The default schedule divides the learning rate by ten at milestones, which the paper's runs do not reach.
+    By default, the learning rate is divided by ten after 100 and 150 epochs, which the paper's runs do not reach.
 
     Args:
-        pool: input of the classification layer: class (the output of the class token) or mean (the mean over patches).
+        pool: input of the classification head: class (the output of the class token) or mean (the mean over patches).
         patch: side of a patch in pixels; must divide height and width of the images.
         milestones: epochs after which the schedule multistep divides the learning rate by ten.
     """
 
     unit = "images"
     must_match = ("classes",)
-    milestones: Sequence[int] = ()  # a task with this attribute has the schedule multistep
+    milestones: Sequence[int] = ()  # a task with this attribute may use the schedule multistep
 
     def __init__(
         self,

@@ -138,7 +138,7 @@ class MaskedBatches(Windows):
         inputs, targets, real = (part[:, :-1] for part in self._windows(rows))
         which, how, other = self._uniform(rows).to(inputs.device)  # (B, length) each
         served = targets != IGNORE
-        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # random ranks; padding comes last
+        places = which.masked_fill(~served, 1).argsort(1).argsort(1)  # random ranks; places without a target come last
         hidden = places < (self.SHARE * served.sum(1, keepdim=True)).round().clamp(min=1)
         others = (inputs + 1 + (other * (self.mask - 1)).long()) % self.mask
         shown = torch.where(how < 1 - self.KEPT, others, inputs).masked_fill(how < self.AS_MASK, self.mask)
@@ -192,7 +192,7 @@ class TextData(TaskData):
 
 
 class Characters(TextData):
-    """Windows of characters and of the next characters, such as "To be" and "o be,". Both are int64 (B, length).
+    """Windows of characters. A batch is (inputs, targets), such as "To be" and "o be,", both int64 (B, length).
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
     training window begins at every character with at least `length` characters after it. In validation, every character
@@ -239,7 +239,7 @@ class Characters(TextData):
 
     @cached_property
     def spec(self) -> dict[str, Any]:  # type: ignore[override]  # reads the text
-        train, val = map(build_vocab, self.parts)  # characters of `val` alone come last
+        train, val = map(build_vocab, self.parts)  # characters that only `val` has come last
         return {"vocab": list(dict.fromkeys(train + val)), "length": self.length}
 
     def prepare_data(self) -> None:
@@ -275,7 +275,7 @@ def spell(number: int) -> str:
 
 
 class HumanNumbers(TextData):
-    """Adjacent windows of words, and the same windows one word later. Both are int64 (B, length).
+    """Adjacent windows of words. A batch is (words, next words), both int64 (B, length).
 
     The text is "one . two . three …" up to 9999, without 8000. Training uses the first windows, and validation uses the
     rest. Words at the end that do not fill a window are left out. There is no test split.
@@ -294,14 +294,14 @@ class HumanNumbers(TextData):
         super().__init__(batch_size, seed, data_dir)
         require_positive(length=length, val_size=val_size)
         self.length, self.val_size = length, val_size
-        # the published text lacks 8000
+        # fastai's published text, Human Numbers, lacks 8000
         numbers = (spell(number) for number in range(1, 10_000) if number != 8000)
         self.text = " . ".join(numbers).split()  # 63,095 words
         self.spec = {"vocab": build_vocab(self.text), "length": length}
 
     @classmethod
     def chance(cls, **settings: Any) -> float:
-        """Return the share of "." in the last fifth of the text, where "." and "thousand" are most frequent."""
+        """Return the accuracy of guessing ".", one of the two most frequent words, in the last fifth of the text."""
         return 0.152
 
     def load(self) -> dict[str, tuple[Tensor, ...]]:
@@ -375,7 +375,7 @@ class TextTokens(TextData):
 
     @cached_property
     def tokens(self) -> Bytes:
-        """The tokenizer that `spec` defines. `spec` may come from a checkpoint."""
+        """The tokenizer that `spec` defines."""
         return tokens_of(self.spec["tokenizer"], self.tokenizer)
 
     @cached_property
@@ -468,7 +468,7 @@ class LanguageTask(BlockTask, Classification):
         return Tensor.sum(batch[1] != IGNORE)
 
     def num_read(self, batch: Any) -> int | Tensor:
-        """Return the number of tokens in a batch. A masked language model predicts only some of them."""
+        """Return the number of targets in a batch; for a masked language model, the number of all tokens."""
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
@@ -494,8 +494,8 @@ class LanguageTask(BlockTask, Classification):
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
         """Yield the prompt, then each of `tokens` new tokens as text; end after the first `stop` in the new text.
 
-        Needs eval mode. An empty prompt is the most frequent symbol, or for bytes and byte pairs the start of a
-        document. `how` has temperature, top_k, top_p of `sample`. UserError for a masked model or an unknown symbol.
+        Needs eval mode. An empty prompt means the most frequent symbol; for bytes and byte pairs, a document's start.
+        `how`: temperature, top_k and top_p of `generation.sample`. UserError for a masked model or an unknown symbol.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
@@ -536,11 +536,11 @@ def _up_to(parts: Iterable[str], stop: str) -> Iterator[str]:
 
 
 class CharacterTask(LanguageTask):
-    """Task of predicting the next character. The model is `CausalLM`, and the optimiser is Adam.
+    """Task of predicting the next character. The model is `CausalLM`; the default optimiser is Adam.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        dropout: dropout probability in attention weights, attention output and feed-forward networks.
+        dropout: dropout probability in attention weights, and in the outputs of attention and feed-forward networks.
     """
 
     metrics = (LOSS, ACC, Metric("bpc", "bits per character", better="less"), PPL)
@@ -577,7 +577,7 @@ class CharacterTask(LanguageTask):
 
 
 class NumberTask(LanguageTask):
-    """Task of predicting the next word. The model is `CausalLM`, and the optimiser is Adam.
+    """Task of predicting the next word. The model is `CausalLM`; the default optimiser is Adam.
 
     The embedding is tied to the output layer, and there is no final norm.
 
@@ -632,7 +632,7 @@ class LanguageModelTask(LanguageTask):
         depth: number of layers; default: given by `size`.
         heads: number of attention heads; default: given by `size`.
         positions: learned, sinusoidal, rotary (RoPE) or none.
-        dropout: dropout probability in attention weights, attention output and feed-forward networks.
+        dropout: dropout probability in attention weights, and in the outputs of attention and feed-forward networks.
         share_layers: number of consecutive layers in a group, all of which use the keys and values of the first layer
             of the group (Cross-Layer Attention).
         recompute: whether to use activation checkpointing: training needs less memory, and is a third slower.

@@ -40,7 +40,7 @@ TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {
 
 
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
-    """Return a random permutation π of `length` positions with ⌊length / cycle⌋ cycles of `cycle` positions.
+    """Return a random permutation π, int64 (length), with ⌊length / cycle⌋ cycles of `cycle` positions.
 
     The remaining positions are fixed points. If `cycle` is 1, π is the identity. If `cycle` is 2, π is its own inverse.
 
@@ -61,7 +61,7 @@ class DigitLists(TaskData):
     replaced by a new list.
 
     Args:
-        task: {", ".join(TASKS)}. shift and permute move digit π(i) to position i.
+        task: {", ".join(TASKS)}. shift and permute move the digit at position π(i) to position i.
         length: number of digits in a list; must be even for swap.
         by: for shift: π(i) = (i + by) mod length.
         cycle: for permute: π is a random permutation with cycles of this length. The seed determines π.
@@ -117,12 +117,12 @@ class DigitLists(TaskData):
 
     @property
     def permutation(self) -> Tensor:
-        """The permutation π of the task permute, int64 (length): digit π(i) moves to position i."""
+        """The permutation π of the task permute, int64 (length): `digits[π(i)]` moves to position i."""
         return permutation(self.length, self.cycle, derive_seed(self.seed, len(self.sizes)))
 
 
 class ListTask(BlockTask, Classification):
-    """Task of labelling every digit of a list. The model is `ListTagger`, and the optimiser is Adam.
+    """Task of labelling every digit of a list. The model is `ListTagger`; the default optimiser is Adam.
 
     Args:
         dropout: dropout probability in residual branches, feed-forward networks and the output layer.

@@ -12,7 +12,7 @@ import torchmetrics
 from torch import Tensor
 
 ACCUM_DTYPE = torch.float32 if torch.backends.mps.is_available() else torch.float64
-"""Data type of sums: float64, since float32 cannot count beyond 2²⁴; float32 on Apple's GPUs, which lack float64."""
+"""Data type of sums: float64, since float32 cannot count beyond 2²⁴; float32 with an Apple GPU, which lacks float64."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Metric:
         better: "more" or "less"; None: reports do not say which value is better.
         how: "mean": the mean over all predictions of a stage. "exp": e to the power of this mean; reports compare the
             logarithms of values. "recorded": the task computes the metric at the end of a stage, and calls `record`.
-        highest: the highest possible value. Reports give differences in points of highest / 100, or 0.01 if it is inf.
+        highest: highest possible value. A point in reports is highest / 100, or 0.01 if highest is inf or at most 0.
         stages: stages in which the metric is computed.
     """
 
@@ -49,7 +49,7 @@ class Metric:
         object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
-        """Return the metric with this name, this metric or that of one of its bins; None for all other names."""
+        """Return the metric called `name`: this metric, or the metric of one of its bins; None for any other name."""
         same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
         return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
 
@@ -59,7 +59,7 @@ class Metric:
         return self.highest / 100 if 0 < self.highest < inf else 0.01
 
     def scaled(self, values: Any) -> Any:
-        """Return the values from which differences are computed: logarithms for "exp", else the given values."""
+        """Return the values from which differences are computed: logarithms if `how` is "exp", else `values`."""
         return np.log(values) if self.how == "exp" else values
 
     @property
@@ -92,8 +92,8 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 class Mean(torchmetrics.Metric):
     """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
 
-    A NaN makes the result NaN. torchmetrics' MeanMetric would check each update for NaN, which makes the CPU wait for
-    the GPU.
+    A NaN makes the result NaN. By default, torchmetrics' MeanMetric checks each update for NaN, so that the CPU waits
+    for the GPU.
     """
 
     full_state_update = False

@@ -10,7 +10,7 @@ from kvt.system import UserError
 
 
 def make_optimizer(task: Any, **of_adam: Any) -> Optimizer:
-    """Return the optimiser that `--optimizer` names, with the task's learning rate; default: Adam with `of_adam`.
+    """Return the optimiser that `--optimizer` names, with the task's learning rate; default: `Adam(**of_adam)`.
 
     On CPUs and CUDA GPUs, a fused implementation is used if there is one, unless the run sets `fused`, `foreach` or
     `differentiable`. Raises UserError if the class does not accept the settings or the weights.

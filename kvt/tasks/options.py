@@ -19,22 +19,23 @@ from kvt.tune import MetaParameters
 class BlockTask(Task):
     __doc__ = f"""A task whose model is made of transformer blocks.
 
-    A subclass implements `make_model`. Its constructor passes **kwargs on, and calls `build` at its end.
+    A subclass implements `make_model`. Its constructor passes **kwargs to `super().__init__`, then calls `build`.
 
     Args:
-        spec: `TaskData.spec`, plain values that the model needs from the data; default: those of the Trainer's data.
+        spec: `TaskData.spec`, plain values that the model needs from the data; default: `spec` of the Trainer's data.
         attn: {FORMULAS}; or the import path of your own class, my_package.my_module.MyAttention. In the formulas, α is
-            the scale of the score, g a gain, c a bias of the keys, and R a rotation. A hat marks a normalised vector.
+            the scale of the score, g a gain, c a bias of the keys, R a rotation, C latent vectors, U and W linear
+            maps. A hat marks a normalised vector.
         attn_kwargs: arguments of the attention, such as kv_heads, score, rope, attend_self, pos, phase, rank, init.
         dim: width of the model.
         depth: number of layers.
         heads: number of attention heads.
-        pos_dim: number of channels of the positional encoding of the attention map, for attentions that have one.
+        pos_dim: number of channels of the positional encoding of the attention map, for attentions such as kv+pos.
         norm: position of the layer norm: pre, x + f(LN(x)), or post, LN(x + f(x)).
         activation: activation of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of the model width; 0: no feed-forward networks.
-        match: name of an attention of kvt, such as qkv. kvt sets expansion so that the task has as many parameters as
-            a task with attention `match` and without attn_kwargs, to within 0.5 %. result.json notes the expansion.
+        match: attention of kvt, such as qkv. kvt then sets expansion so that the task has as many parameters, to within
+            0.5 %, as with attention `match`, without attn_kwargs and shared layers. result.json notes the expansion.
         dropout: dropout probability in residual branches and feed-forward networks.
         smoothing: label smoothing in training: share of the target's probability that is spread over all classes.
         lr: learning rate.
@@ -71,7 +72,7 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """If there is no model, make it for the Trainer's data before callbacks copy it; UserError without `spec`."""
+        """Make a missing model for the Trainer's data before callbacks copy the model; UserError without `spec`."""
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -80,7 +81,7 @@ class BlockTask(Task):
         return []
 
     def build(self, spec: Mapping[str, Any] | None) -> None:
-        """Make the model for `spec`, the `spec` of the data; with `match`, first set `expansion`. None: do nothing."""
+        """Unless `spec` is None, make the model for data with this `spec`; with `match`, first set `expansion`."""
         if spec is None:
             return
         if self.match is not None:
@@ -93,13 +94,13 @@ class BlockTask(Task):
         raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return an `AttentionFactory` from the options of the task and the `settings` of its model."""
+        """Return a factory with the task's options and `settings`; see `attention_settings` for `positions`."""
         own, given = self.options, attention_settings(self.options["attn"], positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return the expansion with as many parameters as with attention `match`, ±0.5 %, or raise UserError."""
+        """Return the expansion for as many parameters, ±0.5 %, as with attention `match`; UserError if none fits."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 

@@ -44,7 +44,7 @@ class Questions(NamedTuple):
 
     symbols: Tensor
     answers: Tensor  # the symbol to predict at this position; `IGNORE` if there is no question
-    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 if either is missing
+    distance: Tensor  # positions from the answer's earlier occurrence to the question; 0 without a question
 
 
 def blank(rows: int, length: int) -> Questions:
@@ -149,7 +149,7 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
     """Generate selective copying (Poli et al. 2024, §3.1): symbols between blanks, to be repeated in order at the end.
 
     With V symbols, V − 2 is the blank. A sequence begins with `count` symbols at random positions among blanks. The
-    symbol V − 1 marks the end of the input. `count` blanks follow, at which the answers are these symbols in order.
+    symbol V − 1 marks the end of the input. `count` blanks follow, whose answers are the `count` symbols in order.
     """
     found = blank(rows, length)
     found.symbols.fill_(vocab - 2)
@@ -162,7 +162,7 @@ def selective_copy(rows: int, vocab: int, length: int, count: int, generator: Ge
     return found
 
 
-TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {  # (data, rows, length, generator)
+TASKS: dict[str, Callable[["Recall", int, int, Generator], Questions]] = {  # arguments: data, rows, length, generator
     "mqar": lambda d, rows, length, g: d.mqar(d.draw_pairs(rows, g), length, g),
     "induction": lambda d, rows, length, g: induction(rows, d.vocab, length, g),
     "associative_recall": lambda d, rows, n, g: associative_recall(rows, d.vocab, n, d.pairs, d.filler == "random", g),
@@ -181,15 +181,15 @@ TRIES = 1000  # `tries` of `draw_apart`
 class Recall(TaskData):
     """Sequences with questions about earlier symbols. A batch is (symbols, answers, distances), all int64 (B, length).
 
-    An answer is the symbol to predict, a distance the number of positions since its earlier occurrence; without a
-    question, they are −100 and 0. No sequence is in two splits: `draw_apart` draws another with as many questions.
+    An answer is the symbol to predict, a distance the number of positions since its earlier occurrence. Without a
+    question, the answer is −100 and the distance 0. No sequence is in two splits (see `draw_apart`).
 
     Args:
         task: mqar, associative_recall, induction or selective_copy.
         vocab: number of symbols.
         length: number of symbols in a sequence.
         pairs: number of pairs of key and value; for selective_copy: number of symbols to copy.
-        fewest_pairs: for mqar: each sequence has a random number of pairs, from this number to pairs; default: pairs.
+        fewest_pairs: for mqar: each sequence has a random number of pairs from fewest_pairs to pairs; default: pairs.
         filler: symbols at positions without a pair or question, for mqar and associative_recall: zero (the symbol 0, as
             in the paper "Zoology") or random.
         train_size: number of training sequences; an incomplete last batch of an epoch is dropped.
@@ -285,7 +285,7 @@ class Recall(TaskData):
         return Questions(*map(torch.cat, zip(*made, strict=True)))
 
     def _redraw(self, questions: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
-        """Return new sequences of the task mqar with the same numbers of questions."""
+        """Return new sequences of the task mqar, each with as many questions as the sequence that it replaces."""
         return self.mqar((questions[1] != IGNORE).sum(1), self.length, generator)
 
     def _require_sizes(self) -> None:
@@ -299,13 +299,13 @@ def _split(length: int) -> str:
 
 
 class RecallTask(BlockTask, Classification):
-    """Task of answering the questions in a sequence. The model is `CausalLM`, with logits only at the questions.
+    """Task of answering the questions in a sequence. The model is `CausalLM`; only its logits at the questions count.
 
     The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
     the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
     `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
     symbols. All other metrics leave out sequences that are longer than in training. Learned positions beyond the
-    training length keep their random initial values.
+    training length stay untrained.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
@@ -421,5 +421,5 @@ class RecallTask(BlockTask, Classification):
 
 
 def _log2(numbers: Tensor) -> Tensor:
-    """Return ⌊log₂⌋ of positive integers."""
+    """Return ⌊log₂ n⌋ for each positive integer n."""
     return torch.bucketize(numbers, 2 ** torch.arange(1, 63, device=numbers.device), right=True)

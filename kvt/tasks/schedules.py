@@ -69,7 +69,7 @@ def inverse_square_root(warmup: int) -> Factor:
 
 
 def noam(dim: int, warmup: int) -> Factor:
-    """Return the factor of `inverse_square_root` with a peak of (dim · warmup)^−½, as used for translation.
+    """Return the factor of `inverse_square_root`, scaled to a peak of (dim · warmup)^−½, as used for translation.
 
     factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.3)
 
@@ -92,7 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule; momentum or the first beta, if any, varies too unless the user sets it."""
+    """Return torch's one-cycle schedule, which also varies any momentum or first beta unless the user sets it."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
@@ -136,7 +136,7 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 def warmup_note(task: Any) -> dict[str, str]:
     """Return {"warmup": note} if the run ended in its warm-up, or always had less than half the full learning rate.
 
-    Otherwise, or without warm-up, return {}. The full learning rate is that of the optimiser; with the schedule noam,
+    Otherwise, or without warm-up, return {}. The full learning rate is the optimiser's base rate; with noam, it is
     the rate at the end of the warm-up.
     """
     schedule, steps = task.lr_schedulers(), task.trainer.global_step
@@ -152,7 +152,7 @@ def warmup_note(task: Any) -> dict[str, str]:
 
 
 def with_schedule(task: Any, optimizer: Optimizer) -> OptimizerLRScheduler:
-    """Return the result of `configure_optimizers`: the optimiser and, if the task has one, the schedule."""
+    """Return the result of `configure_optimizers`: the optimiser and, unless the rate is constant, its schedule."""
     if task.schedule == "constant" and not task.warmup:
         return optimizer
     schedule = SCHEDULES[task.schedule](task, optimizer)

@@ -196,9 +196,9 @@ class SentencePairs(TaskData):
 
 
 def read_pairs(source: Path, target: Path) -> Pairs:
-    """Return pairs of stripped NFC lines of two files; UserError for a bad file or different numbers of lines."""
+    """Return pairs of stripped NFC lines of two files; UserError for an unreadable file or unequal numbers of lines."""
     texts = [read_text(path, "add the file, or choose other languages or another root") for path in (source, target)]
-    # str.splitlines also splits at characters such as U+2028, so that the two files would not match
+    # str.splitlines also splits at characters such as U+2028, so that the two files might not match
     ours, theirs = ([nfc(line.strip()) for line in text.removesuffix("\n").split("\n")] for text in texts)
     if len(ours) != len(theirs):
         raise UserError(f"{source} has {len(ours)} lines, {target} has {len(theirs)}: write one sentence per line")
@@ -217,7 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return a splitter by spaCy's rules, "Don't run." → Do, n't, run, "."; UserError for an unknown language."""
+    """Return a function that splits sentences by spaCy's rules; raise UserError if spaCy does not know the language."""
     code = language_code(language)
     import spacy
 
@@ -234,10 +234,10 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
 
     Every pair of neighbouring tokens without a quotation mark votes on two rules: to join the left token to every token
     after it, and the right token to every token before it. A pair without a space votes for both, a pair with a space
-    against both. The rule with the largest majority is accepted, and its pairs lose their votes on other rules, until
-    no majority is left: the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
+    against both. The rule with the largest majority is accepted, and its pairs lose their votes on other rules. This
+    repeats until no majority is left. For example, the rule for the hyphen explains "T-shirt", so "shirt" gets no rule.
 
-    Returns two sorted lists: tokens to join to the token before, such as "." and "n't", and to the token after: "(".
+    Returns two sorted lists: tokens to join to the token before, such as ".", and to the token after, such as "(".
     """
     votes: Counter[tuple[str, str]] = Counter()  # for each pair: occurrences without a space minus those with a space
     for sentence in sentences:
@@ -263,7 +263,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
 
 
 def join(tokens: Sequence[str], detok_rules: Sequence[Sequence[str]]) -> str:
-    """Join tokens to a sentence by the rules of `fit_detokenizer`. Every second quotation mark closes a quotation.
+    """Join tokens into a sentence by the rules of `fit_detokenizer`. Every second quotation mark closes a quotation.
 
     >>> join(["Do", "n't", "run", "(", "he", "said", ")", "."], [[".", ")", "n't"], ["("]])
     "Don't run (he said)."
@@ -293,7 +293,7 @@ def unpadded(sentences: Tensor) -> list[list[int]]:
 
 
 class TranslationTask(BlockTask):
-    """Task of translating sentences. The model is `Seq2Seq`, the loss has label smoothing, the optimiser is Adam.
+    """Task of translating sentences. The model is `Seq2Seq`; the default optimiser is Adam.
 
     In every validation and test, the task translates the split with greedy decoding. sacreBLEU computes `bleu` and
     `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the paper, from tokens that include <bos> and
@@ -316,7 +316,7 @@ class TranslationTask(BlockTask):
     monitor = "val/bleu"
     must_match = ("source_vocab", "target_vocab")
     model: Seq2Seq
-    dim: int = 0  # width of the model; a task with this attribute has the schedule noam
+    dim: int = 0  # width of the model; a task with this attribute can use the schedule noam
 
     def __init__(
         self,
@@ -373,7 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return "loss" (smoothed), "ppl" (mean −log p of true words, in nats) and "found", what `losses` returns."""
+        """Return "loss" (smoothed), "ppl" (mean −log p of true words, in nats) and "found" (the result of `losses`)."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 

@@ -68,7 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Eigenvalues of the maps, complex (heads, N); None if causal, without `scores`, or not `sums_to_one`."""
+        """Eigenvalues of the maps, complex (heads, N); None if causal, if `scores` is None, or if not `sums_to_one`."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -112,7 +112,7 @@ def draw_maps(
         maps: the attention maps of one forward pass; UserError if there are none.
         title: title of the figure.
         example: index of the example in the batch.
-        tokens: labels of rows and columns. Only maps of N × N tokens get N labels.
+        tokens: N labels of rows and columns, drawn beside maps with N rows and N columns.
     """
     if not maps:
         raise UserError("no map was recorded: call the model inside `with kvt.record_maps(model) as maps:`")
@@ -124,7 +124,7 @@ def draw_maps(
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Return the layers; those with `scores` get `symmetric`, and `looked_at` of the mean of their maps over `batches`.
+    """Return the layers. Layers with `scores` get `symmetric`, and `looked_at` of their mean map over `batches`.
 
     If a position can attend to no other position, its `looked_at` is the position itself. Maps of another size than the
     layer's map, such as maps of a batch with more padding, are skipped. If all are skipped, a layer stays unchanged.
@@ -150,7 +150,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for every head with `looked_at`: its cycles, and if known symmetric share and eigenvalue range.
+    """Return a line for every head with `looked_at`: its cycles and, if known, symmetric share and eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -266,7 +266,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
     The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, it ends at least at
-    min(1, 8 / M), where 1 / M is the weight of uniform attention: nearly uniform maps have nearly uniform colours.
+    min(1, 8 / M), where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -289,7 +289,7 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the asymmetry of the scores, if any, and the mean entropy of the rows, or mean sum if not 1."""
+    """Return as text the asymmetry of the scores, if any, and the mean entropy (or the mean sum, if not 1) of rows."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"
@@ -364,7 +364,7 @@ def _is_readable(weights: Tensor) -> bool:
 
 
 def _side(layer: Layer) -> float:
-    """Return the width and height of a panel in inches, with space for the labels and the title of its map."""
+    """Return the side of a square panel in inches, with space for the labels and the title of its map."""
     return max(1.9, 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0)
 
 
