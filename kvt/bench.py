@@ -136,7 +136,7 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return the seconds of a call of each function, one sample per round, timed for at least `SAMPLE_SECONDS`.
+    """Return a list for each function: per round, the median seconds of a call within at least `SAMPLE_SECONDS`.
 
     Each round times all functions, so that a slowdown of the machine affects all functions.
     """

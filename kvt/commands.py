@@ -135,19 +135,19 @@ def maps(
     """Draw the attention maps of a trained model for one input, or write a page to explore the maps of several inputs.
 
     A row of the picture is a layer, and has a map for each head. A map is bright where the token of a row attends to
-    the token of a column. In self-attention, the title of a map has the asymmetry ‖A − Aᵀ‖ / ‖A‖ of its scores A before
-    the softmax. The title also has the mean entropy of the map's rows in nats or, if they do not sum to 1, their mean
-    sum. For images, the picture also shows the attention of the class token to the image.
+    the token of a column. In self-attention, the title of a map has the asymmetry ‖L − Lᵀ‖ / ‖L‖ of its logits L. The
+    title also has the mean entropy of the map's rows in nats or, if they do not sum to 1, their mean sum. For images,
+    the picture also shows the attention of the class token to the image.
 
     In self-attention, a ring marks, for each token, the other token to which it attends most, on average over up to
     256 examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric
-    share of W_Q W_Kᵀ, and where the eigenvalues of the drawn map lie; see docs/symmetry.md. With --prompt, there are
+    share of W_Qᵀ W_K, and where the eigenvalues of the drawn map lie; see docs/symmetry.md. With --prompt, there are
     neither rings nor lines. The last panel of a layer shows the eigenvalues. Causal maps have no such panel, because
     their eigenvalues are their diagonal entries.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
-    and step through examples. Point at a cell to see its weight, or at a token or patch to see the tokens that it
-    attends to, and the tokens that attend to it.
+    and step through examples. Point at a cell to see its weight, at the token of a row or at a patch to see what it
+    attends to, or at the token of a column to see what attends to it.
 
     Args:
         ckpt_path: path to a checkpoint of any task. The command needs the data of the run.
@@ -567,7 +567,10 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Return the flags that are parsed here, and a list of the words for `KvtCLI`; UserError for a wrong --resume."""
+    """Parse `RUN_FLAGS`, --attn and --print_config; return them, and a list of the words for `KvtCLI`.
+
+    Raises UserError if --resume names no run, or stands beside another of `RUN_FLAGS`.
+    """
     parser = system.OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     parser.add_argument("--attn", "--model.attn")

@@ -37,7 +37,7 @@ IGNORED_WARNINGS = (
 
 
 class UserError(ValueError):
-    """An exception for a mistake in a flag, file or folder. `kvt` prints the message in one line and exits with 2."""
+    """An error that the user can correct, such as a wrong flag or file. `kvt` prints one line and exits with 2."""
 
 
 def mistake_in(error: BaseException) -> UserError | OSError | None:

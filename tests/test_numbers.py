@@ -134,7 +134,7 @@ def learning_rates() -> Told:
     same = {"dim": 32, "depth": 2, "heads": 4}  # the model of all runs of table2-tuning
     records = (("table2-tuning", {"lr": 3e-4}), ("table2-paper", same), ("table2-tuning", {"lr": 3e-3}))
     found = [mean(record, name, **asked, **own) for record, own in records for name in ("qkv", "kv+pos", "kv")]
-    text = "QKV, KV+Pos and KV have {}, {} and {} at 3e-4, [{}, {} and {}](...) at 1e-3, and {}, {} and {} at 3e-3"
+    text = "QKV, KV+Pos and KV are {}, {} and {} at 3e-4, [{}, {} and {}](...) at 1e-3, and {}, {} and {} at 3e-3"
     yield text, found
 
 
@@ -150,7 +150,7 @@ def padding() -> Told:
         packed = [of["loss_on=real"].filter(like=f"length={n} ", axis=0)[REAL].item() for n in (128, 512)]
         yield f"| {words} | {{}} %, {{}} % | {{}} %, {{}} % | {{}} %, {{}} % |", [*padded, *packed]
     shares = 100 * np.sort(costs.padding[costs.padding > 0].unique())
-    yield "| {} % padding: over all targets, over real ones | {} % padding |", [*shares]
+    yield "| {} % padding: all targets, real targets | {} % padding: all, real |", [*shares]
 
 
 def to_the_authors() -> Told:
@@ -185,7 +185,7 @@ def lists() -> Told:
     values = [reverse["kv+pos"], of_reverse, reverse["kv"], reverse["qkv"]]
     yield "KV+Pos solves reverse in {} of {} runs, KV in {} and QKV in {}", values
     pairs = line("table2-sorting", "sort", "kv").pairs
-    text = "KV is {} points below QKV [{}, {}], in {} pairs of six settings: worse"
+    text = "KV is {} points below QKV [{}, {}], in {} pairs of six settings. This difference is significant"
     yield text, [*behind("table2-sorting", "sort", "kv"), pairs]
     assert verdicts("table2-sorting", "sort") == ["", "worse"]
     sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
@@ -238,7 +238,7 @@ def recall() -> Told:
         [len(narrow[1]), qkv.sum(), len(qkv)],
     )
     failed = at_one_rate("qkv")["test/acc"] < NEARLY
-    yield "at the better learning rate; {} of {} runs of QKV fail", [failed.sum(), len(failed)]
+    yield "at the better learning rate. Counting both rates, {} of {} runs of QKV fail", [failed.sum(), len(failed)]
     assert not narrow[1].any()
     yield "has an accuracy of {} with 4 pairs and {} with 8", [1 / 4, 1 / 8]
     loss = 100 * (mean("recall-laptop", "qkv") - mean("recall-laptop", "q-kv"))
@@ -287,18 +287,18 @@ def symmetry() -> Told:
         yield f"| {words} | {{}} | " + " | ".join(cells) + " |", values
     law = one_head("shift-laptop", "kv", "kv+pos")
     on = (law.above.abs() <= 0.005).sum()
-    text = "none of the {} runs of `kv` and `kv+pos` gets above the predicted level, {} reach it"
+    text = "the {} runs of `kv` and `kv+pos` is more than half a point above the predicted level, {} are within"
     yield text, [len(law), on]
     yield "{} of all {} runs are within half a point", [rows.stands.sum(), len(rows)]
     others = rows["test/acc"][rows.attention.isin(["qkv, init symmetric", "q-kv"])]
-    yield "(`init: symmetric`) and `q-kv` have {} everywhere", [others.min()]
+    yield "(`init: symmetric`) and `q-kv` have {} in every run", [others.min()]
     table = rows[(rows.attention == "kv+pos, pos learned") & (rows.cycle == 4)]
-    yield "escapes the theorem, and has {} on the cycles of 4", [table["test/acc"].min()]
+    yield "escapes theorem 1 on the cycles of 4, with an accuracy of {}", [table["test/acc"].min()]
     stuck = rows[(rows.attention == "kv+phase") & (rows.cycle == 2)]["test/acc"].nsmallest(2)
     yield "`kv+phase` (π/4) ends at {} in two seeds", [stuck.mean()]
 
     rows = of_cycles("cycles-laptop")
-    yield "{} of {} within half a point", [rows.stands.sum(), len(rows)]
+    yield "{} of {} accuracies are within half a point", [rows.stands.sum(), len(rows)]
     moving = rows[rows.cycle > 1]
     perfect = moving.assign(done=moving["test/acc"] >= 0.995).groupby(["depth", "heads", "attention"]).done.sum()
     sizes = {(1, 1): "one layer, one head", (1, 4): "one layer, four heads"}
@@ -308,11 +308,11 @@ def symmetry() -> Told:
             f"| {words} | " + " | ".join(["{}"] * 6) + " |",
             [perfect[*size, a] for a in ("qkv", "kv", "kv+pos", *PHASES)],
         )
-    yield "how many of these runs have an accuracy of {}, to half a point", [1.0]
+    yield "how many of these 15 runs have an accuracy within half a point of {}", [1.0]
     larger = moving[(moving.attention == "qkv") & (moving.depth * moving.heads > 1)]
     yield "`qkv` fails in {} of {} runs", [(larger["test/acc"] < 0.995).sum(), len(larger)]
     above = one_head("cycles-laptop", "qkv").above > 0.005
-    yield "`qkv` also fails here, and is above the level in {} of {} runs", [above.sum(), len(above)]
+    yield "`qkv` is above this level in {} of {} runs", [above.sum(), len(above)]
     assert one_head("cycles-laptop", "kv", "kv+pos").above.max() <= 0.005
     small = moving[moving.attention.isin(["kv", "kv+pos"]) & (moving.depth == 1) & (moving.heads == 1)].broken
     yield "`kv` and `kv+pos` have {} to {} broken tokens of 16", [small.min(), small.max()]

@@ -1,4 +1,4 @@
-"""The base class of kvt's attention layers, which include the query, key, value and output projections."""
+"""The base class of kvt's attention layers, which include their input and output projections."""
 
 import re
 from copy import copy

@@ -50,7 +50,7 @@ class KVCache:
         return past[0], past[-1]
 
     def select(self, rows: Tensor) -> None:
-        """Keep the examples of the batch that `rows` selects by indices, int64 (R,), or by a boolean mask, (B,)."""
+        """Replace the batch by the examples that `rows` selects: indices, int64 (R,), or a boolean mask, (B,)."""
         for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])

@@ -55,8 +55,8 @@ class MultiheadAttention(nn.Module):
         """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
 
         The weights of a projection that the attention lacks are dropped: "kv" drops the query projection. Raises
-        UserError for a `layer` with `add_bias_kv`, `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and
-        for an attention with no projections, or with others than query, key and value of `embed_dim` channels each.
+        UserError for a `layer` with `add_bias_kv`, `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`. All
+        projections of the attention must be of queries, keys or values with `embed_dim` channels, else UserError.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias

@@ -77,7 +77,7 @@ class AttentionFactory:
 
 
 def parse_attention(words: str) -> tuple[str, dict[str, Any]]:
-    """Split a value of --attn, such as "mla" or "qkv,kv_heads=1", into the name and the arguments of the attention."""
+    """Split a value such as "qkv,kv_heads=1", of a grid or of `kvt bench --attn`, into name and arguments."""
     name, *arguments = re.split(r",(?=\w+=)", words)
     return name, parse_settings(arguments, f"--attn {name}")
 

@@ -93,7 +93,7 @@ def cycle_lengths(successor: Tensor) -> list[int]:
 
 @torch.no_grad()
 def symmetric_share(layer: Attention) -> Tensor:
-    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head, (heads), where M = W_Q W_Kᵀ defines the scores s_ij = x_iᵀ M x_j.
+    """Return ‖½ (M + Mᵀ)‖² / ‖M‖² for each head, (heads), where M = W_Qᵀ W_K defines the scores s_ij = x_iᵀ M x_j.
 
     The result is 1 if M is symmetric, as in `KV`; 0 if M is skew-symmetric; and about ½ if W_Q and W_K are independent
     random weights. M omits biases, positions, and the weights or norms of a score other than a dot product. The result

@@ -1,4 +1,4 @@
-"""The base class of attentions in which keys are rotated by an angle where they act as queries."""
+"""The base class of attentions with an angle between a key that acts as query and the other keys."""
 
 from collections.abc import Callable
 from math import isfinite, pi
@@ -13,7 +13,7 @@ from kvt.system import UserError
 
 
 class Phase(Attention):
-    """Attention in which keys are rotated by an angle φ where they act as queries.
+    """Attention with an angle φ between a key that acts as query and the other keys.
 
     s_ij / α = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j,  where α is the scale of the score
 

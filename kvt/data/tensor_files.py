@@ -24,7 +24,7 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Read splits of a file like `LAYOUT` as memory-mapped tensors; UserError if it is missing or has other content."""
+    """Return memory-mapped splits of a file of the form `LAYOUT`; raise UserError if it is missing or lacks a split."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)

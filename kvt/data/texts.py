@@ -76,7 +76,7 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """A string that changes if the path, size or time of a file changes, or if the separator changes."""
+        """A string that changes if the separator, or the path, size or modification time of a file changes."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def splits(self) -> dict[str, Iterator[str]]:

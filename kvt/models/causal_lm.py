@@ -26,7 +26,7 @@ class CausalLM(nn.Module):
     Args:
         attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         embedding: determines the model width, the vocabulary size and the length of the longest sequence.
-        heads: number of heads, if `attention` is a name.
+        heads: number of heads, if `attention` is a name or import path.
         tied: whether the weight W of the head is the token embedding's weight.
         causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
             to all tokens; the logits at a position then predict the masked token there (Devlin et al. 2019, "BERT").

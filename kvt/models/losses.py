@@ -104,7 +104,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         each, right = torch.empty_like(real), torch.empty_like(real, dtype=torch.bool)
         gradients = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
         dtype = (x[:1] @ weight[:1].mT).dtype  # if autocast is enabled, it chooses the dtype
-        # cast here: autocast would cache a cast without gradient, and might reuse it for other uses of a tied weight
+        # cast here: autocast would cache this cast, which has no gradient, also for other uses of a tied weight
         cast_weight, cast_bias = weight.to(dtype), bias.to(dtype)
         apart = dtype == share.dtype  # add the bias after the product: oneDNN takes 1.5 times as long for x Wᵀ + b
         for rows in (slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)):

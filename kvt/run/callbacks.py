@@ -175,7 +175,7 @@ class RunCallback(L.Callback):
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Wait for a GPU; update `seconds`, and `count` over all processes; stop the clock unless `goes_on`."""
+        """Update `seconds` when a GPU has finished, and `count` of all processes; stop the clock unless `goes_on`."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
         self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0

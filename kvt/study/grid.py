@@ -129,7 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings that an axis's value sets (a mapping may set several), with values of declared types."""
+        """Return the settings for a value of an axis, with declared types; a mapping may hold several settings."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}

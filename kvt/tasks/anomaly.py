@@ -192,7 +192,7 @@ class SetBatches(Batches):
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return sets with the anomalies `rows`, (B,): image indices, (B, S), and positions of anomalies, (B,)."""
+        """Return a set for each image index in `rows`, (B,), of an anomaly: indices, (B, S), and its position, (B,)."""
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)

@@ -27,7 +27,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     Args:
         batch_size: number of examples in a batch of one process.
-        seed: random seed of the split, the order of batches and all randomness of training.
+        seed: seed of generated data, of random splits, of the order of batches, and of all randomness in training.
         data_dir: folder of data sets and caches; default: $KVT_DATA_DIR, else ./data.
     """
 

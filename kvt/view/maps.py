@@ -64,7 +64,7 @@ class Layer(NamedTuple):
     labels: Labels
     overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights (heads, H', W') to draw over it
     looked_at: Tensor | None = None  # int64 (heads, N): for each row, the other position with the largest mean weight
-    symmetric: Tensor | None = None  # the share of W_Q W_Kᵀ that is symmetric, (heads)
+    symmetric: Tensor | None = None  # the share of W_Qᵀ W_K that is symmetric, (heads)
 
     @property
     def eigenvalues(self) -> Tensor | None:
@@ -154,7 +154,7 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
-    ['encoder.0, head 1: looks along 2 cycles of 2; 100 % of W_Q W_Kᵀ is symmetric']
+    ['encoder.0, head 1: looks along 2 cycles of 2; 100 % of W_Qᵀ W_K is symmetric']
     """
     lines = []
     for layer in layers:
@@ -165,7 +165,7 @@ def describe_looks(layers: Iterable[Layer]) -> list[str]:
             for head, (target, share, spectrum) in enumerate(heads, start=1):
                 counts = Counter(cycle_lengths(target)).items()
                 cycles = ", ".join(f"{count} cycle{'s' * (count > 1)} of {length}" for length, count in counts)
-                known = f"; {100 * share:.0f} % of W_Q W_Kᵀ is symmetric" * bool(share.isfinite())
+                known = f"; {100 * share:.0f} % of W_Qᵀ W_K is symmetric" * bool(share.isfinite())
                 lines.append(f"{layer.name}, head {head}: looks along {cycles}{known}{spectrum}")
     return lines
 
