@@ -1,4 +1,4 @@
-"""The command `kvt bench`: parameters, FLOPs, time and memory of a layer, as in the paper's Table 1."""
+"""The command `kvt bench`: parameters, FLOPs, time and memory of attention layers, beside the paper's Table 1."""
 
 import logging
 import os

@@ -142,8 +142,8 @@ def maps(
     In self-attention, a ring marks, for each token, the other token to which it attends most, on average over up to
     256 examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric
     share of W_Qᵀ W_K, and where the eigenvalues of the drawn map lie; see docs/symmetry.md. With --prompt, there are
-    neither rings nor lines. The last panel of a layer shows the eigenvalues. Causal maps have no such panel, because
-    their eigenvalues are their diagonal entries.
+    neither rings nor lines. In self-attention without a causal mask, the last panel of a layer shows the
+    eigenvalues of its maps.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, at the token of a row or at a patch to see what it
@@ -157,7 +157,7 @@ def maps(
         example: number of the validation example, from 0; with --html, the number of the first example.
         examples: with --html, the number of examples on the page, at most the size of the validation split.
         data_dir: folder of the data sets; default: the folder that the run used.
-        root: new path of the run's data folder, if you moved the folder.
+        root: new path of the folder that the run read with --root, if you moved the folder.
         text: new path of the run's text, if you moved the text.
         features: new path of the run's feature file, if you moved the file.
         weights: new path of the weights of the backbone, if you moved the weights.

@@ -353,7 +353,7 @@ def lacks() -> Told:
     yield "KV without self is {} nats behind in masked models, and {} in causal models", both
     yield "two angles are {} nats better than one", [-more_than("kv+phase, phase [0.7854, -0.7854]", "kv+phase")[0]]
     gained, ahead, lead = (-more_than(turned, name)[0] for name in (WITHOUT_SELF, "qkv", "qkv, attend_self False"))
-    text = "two angles are {} nats better than KV without self and {} better than QKV, but {} behind QKV without self"
+    text = "two angles is {} nats better than KV without self and {} better than QKV, but {} behind QKV without self"
     yield text, [gained, ahead, -lead]
     for column, words, other, sign in (
         ("all models", "{} nats better than KV, and", "kv", -1),

@@ -31,7 +31,7 @@ def make_attention(attn: str, dim: int, *, heads: int, max_len: int | None = Non
     Args:
         attn: a name in `ATTENTION`, or the import path of a class, "my_package.my_module.MyAttention".
         dim: model width, a multiple of `heads`, the number of heads.
-        max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
+        max_len: length of the longest sequence, required by "kv+pos", "k+pos" and "qkv+pos".
         settings: further arguments of the attention class, such as kv_heads=1 or score="cosine".
     """
     return cast(Attention, AttentionFactory(attn, settings, heads=heads, max_len=max_len)(dim))

@@ -90,7 +90,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask of numbers into booleans and finite numbers to add; return (mask, None) for any other mask."""
+    """Split an additive mask into booleans and finite numbers to add to logits; return (mask, None) for others."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -198,7 +198,7 @@ def dot_product_attention(
         output = fused(q, k, v, bias if allowed is None else bias.masked_fill(~allowed, float("-inf")))
     else:
         # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-        # on a GPU, zeros pad the channels to a multiple of 8, which the fused kernels require
+        # on a GPU, further channels, 0 in k and v, make their number a multiple of 8, as fused kernels require
         width = v.shape[-1]
         more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))

@@ -11,7 +11,7 @@ Range = tuple[float, float]
 def random_resized_crop_flip(
     images: Tensor, scale: Range = (0.8, 1.0), ratio: Range = (0.9, 1.1), flip: float = 0.5
 ) -> Tensor:
-    """Apply `RandomResizedCrop((H, W), scale, ratio)` and `RandomHorizontalFlip(flip)` of torchvision to each image.
+    """Augment images as torchvision's `RandomResizedCrop((H, W), scale, ratio)` and `RandomHorizontalFlip(flip)` do.
 
     `images` are (B, C, H, W), uint8 or float. The result is float32, with the shape and range of values of `images`.
     The random numbers differ between images, and come from torch's default generator of the device of `images`.

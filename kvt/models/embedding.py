@@ -22,8 +22,8 @@ class Embedding(nn.Module):
 
     Args:
         max_len: length of the longest sequence. With a table, `forward` raises UserError for a longer one.
-        scaled: if True, s = √dim, and E is initialised from N(0, 1/dim), so that a head with the weight E has initial
-            logits of a variance near 1. If False, s = 1, and E is initialised from N(0, 1).
+        scaled: if True, s = √dim, and E is initialised from N(0, 1/dim), so that an output layer with the weight
+            E has initial logits with a variance near 1. If False, s = 1, and E is initialised from N(0, 1).
     """
 
     has_table: ClassVar[bool] = False

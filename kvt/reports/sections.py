@@ -89,7 +89,7 @@ def _results(
 
 
 def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
-    """Return one sentence, in a list, on data sets with another number of examples than published; [] without any."""
+    """Return a list with a sentence on data sets whose sizes differ from the published sizes; [] if none differ."""
     notes = [notes.get(UNPUBLISHED) for notes in runs.get("notes", ()) if isinstance(notes, dict)]
     found = [*dict.fromkeys(filter(None, notes))]
     return [Markdown("**Not the published data**: {}.").format("; ".join(found))] if found else []

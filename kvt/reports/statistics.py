@@ -80,10 +80,10 @@ def compare(ours: pd.Series, baseline: pd.Series, settings: pd.Series, seeds: pd
     """Compare paired runs. Each argument has one value for each pair.
 
     Let n be the number of seeds that all settings of a block have in common, w the block's share of all settings, and
-    z the mean difference over the block's settings, one value for each of the n seeds. Welch's variance of the mean is
-    V = Σ v over blocks, where v = w² · var(z) / n. For a block with n < 2, v is w² times the mean of var(z) over the
-    blocks with n ≥ 2. The effective number of blocks is B = 1 / Σ w². Blocks with the same seed have a correlation of
-    ρ = 0.2, so the standard error is √(V (1 + ρ (B − 1))). The degrees of freedom are
+    z the mean difference over the block's settings, one value for each of the n seeds. Welch's variance of the mean of
+    independent blocks is V = Σ v over blocks, where v = w² · var(z) / n. For a block with n < 2, v is w² times the mean
+    of var(z) over the blocks with n ≥ 2. The effective number of blocks is B = 1 / Σ w². With a correlation of ρ = 0.2
+    between blocks of one seed, the standard error is √(V (1 + ρ (B − 1))). The degrees of freedom are
     min(V₁² / Σ (v² / (n − 1)), Σ (n − 1)) / (1 + ρ² (B − 1)), at least 1. In this formula, V₁ = Σ v and the other
     sums are over blocks with n ≥ 2.
     """

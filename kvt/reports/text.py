@@ -120,7 +120,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return difference and interval, if known, in points; for `solved` columns, counts of solved runs and blocks."""
+    """Return the difference in points, with its interval if known; for `solved` columns, solved runs and won blocks."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

@@ -86,7 +86,7 @@ class RunCallback(L.Callback):
             setattr(self, name, self._saved.get(name, vars(self)[name]))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore what the Trainer resets after it has loaded a checkpoint, and listen to signals."""
+        """Restore gradients, running means and state of logging, end a run that was told to stop, handle signals."""
         saved, self._saved = self._saved, {}
         pl_module.logged_step = saved.get("logged_step", 0)
         for name, gradient in saved.get("gradients", {}).items():

@@ -202,7 +202,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing. About 150 times a step, Lightning's `PassThroughProfiler` creates a generator."""
+    """A profiler that does nothing, as its base class, but without creating a generator, about 150 times a step."""
 
     nothing = nullcontext()
 
@@ -245,7 +245,7 @@ def make_trainer(
             one.log_hyperparams(results.hyperparameters(cli))
     settings = {**cli.config_init.trainer, "logger": loggers, "default_root_dir": str(root), **changes}
     settings["profiler"] = settings["profiler"] or NoProfiler()
-    own, limit = settings["callbacks"] or [], settings.pop("max_time")
+    own, limit, settings["max_time"] = settings["callbacks"] or [], settings["max_time"], None
     # the timer comes before `RunCallback`, which adds a final validation when the timer has stopped the run
     asked = [*([] if limit is None else [theirs.Timer(limit)]), *(own if isinstance(own, list) else [own]), *callbacks]
     if settings["enable_progress_bar"] is not False and not any(isinstance(one, theirs.ProgressBar) for one in asked):
@@ -331,7 +331,7 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model in place with torch.compile, on a GPU with CUDA graphs; parameters keep their names.
+    """Compile a task's model in place with torch.compile. On a GPU, it uses CUDA graphs. Parameters keep their names.
 
     The stacks of blocks are compiled, too, because some tasks call `model.states` instead of the model's `forward`.
     Raises UserError if batches differ in length.

@@ -96,7 +96,7 @@ class Checkpoint:
         return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the task in eval mode; UserError as in `section`, if it is no `kind`, or if its weights do not fit."""
+        """Return the task in eval mode; UserError as in `section`, for another class, or if the weights do not fit."""
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")

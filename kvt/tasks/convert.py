@@ -1,4 +1,4 @@
-"""Replaces the attention of a trained task, for instance to merge its key and value projections."""
+"""Copies a trained task with another attention, for instance with merged key and value projections."""
 
 from collections.abc import Mapping
 from typing import Any

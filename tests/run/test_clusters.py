@@ -5,6 +5,7 @@ from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
 import pytest
+from lightning.pytorch.callbacks import Timer
 
 import kvt
 from kvt.commands import run_words
@@ -52,5 +53,7 @@ def test_variables_of_lightning_change_no_setting(monkeypatch):
     """A configuration from a checkpoint or a grid lacks some of the Trainer's settings."""
     monkeypatch.setenv("PL_TRAINER_LIMIT_PREDICT_BATCHES", "1")
     monkeypatch.setenv("PL_TRAINER_FAST_DEV_RUN", "1")
+    monkeypatch.setenv("PL_TRAINER_MAX_TIME", "00:00:00:01")
     trainer = make_trainer(KvtCLI(replace(REVERSE, trainer={"accelerator": "cpu"}).as_dict()))
     assert (trainer.limit_predict_batches, trainer.fast_dev_run) == (1.0, False)
+    assert not any(isinstance(callback, Timer) for callback in trainer.callbacks)
