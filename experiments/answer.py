@@ -3,9 +3,9 @@
     python experiments/answer.py
 
 The error is 1 − accuracy, or 100 − BLEU for translation. A ratio puts tasks of different difficulty on one scale. A dot
-is a pair of runs with the same settings and seed. A bar is the geometric mean with its 95 % interval, as in the
-reports. In columns that count solved runs, the counts stand in place of the bar. The intervals are not corrected for
-their number, so one in twenty may miss the true value.
+is a pair of runs with the same settings and seed. A bar is the geometric mean with its 95 % interval, computed as in
+the reports. In columns that count solved runs, the counts stand in place of the bar. The intervals are not corrected
+for their number, so one in twenty may miss the true value.
 """
 
 from typing import Any, NamedTuple

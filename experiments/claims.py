@@ -357,7 +357,7 @@ def levels(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Return how many one-layer, one-head runs exceed the level of the law of cycles (kvt/grids/cycles.py).
 
     Only runs with cycles of more than two tokens count. For `attentions` ["qkv"], the claim is that some runs exceed
-    the level; for other attentions, that none does. Return None without such runs.
+    the level; for other attentions, that none does. Return None if no run counts.
     """
     assert record.grid is not None
     length = record.grid.runs[0].value("length")
@@ -443,8 +443,8 @@ def costs(record: Record, attention: str, claimed: Sequence[str]) -> Evidence | 
 def hidden(record: Record, attentions: Sequence[str]) -> Evidence | None:
     """Test the claim that attentions exceed QKV's perplexity by more over real targets than over all targets.
 
-    The unit is one per cent of QKV's perplexity. Only settings in which some targets are padding are compared. Return
-    None without such settings.
+    Real targets are not padding. The unit is one per cent of QKV's perplexity. Only settings with some padding are
+    compared. Return None without such settings.
     """
     pairs = perplexity_costs(record.rows, "qkv")
     pairs = pairs[pairs.attention.isin(attentions) & (pairs.padding > 0)]
@@ -472,7 +472,7 @@ OF_A_RECORD: dict[str, Callable[..., Evidence | None]] = {
 def open_joined(folder: Path) -> tuple[Grid, dict[str, list[Outcome]]]:
     """Return the grid of a record and the outcomes of its runs.
 
-    At scale paper, outcomes of the grid's other records are added, for runs with the paper's settings.
+    At scale paper, results of the same runs in the grid's other records are added.
     """
     record = read_record(folder)
     known = [row.outcome for row in record.rows]
@@ -521,7 +521,7 @@ def _rests_on(claim: Mapping[str, Any]) -> Markdown:
 def _names(record: Record, arguments: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of a claim's runs: those in its column or columns.
 
-    A claim without a column, or of a grid that chooses the best of several runs, has all runs of the record.
+    A claim without a column, or of a grid that chooses the best of several runs, has all finished runs.
     """
     assert record.grid is not None
     if "column" not in arguments or record.grid.file.best_of:

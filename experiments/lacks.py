@@ -1,10 +1,10 @@
-"""Prints the table of docs/lacks.md: attention weights and key norms of the language models of the grid "lacks".
+"""Prints the numbers for docs/lacks.md: attention weights and key norms of the language models of the grid "lacks".
 
     python experiments/lacks.py FOLDER [SCALE]
 
-FOLDER holds runs of `kvt study run lacks`. SCALE is laptop by default. The table has a row for each layer of each
-finished run. Weights are averaged over the middle half of validation windows, where tokens have neighbours on both
-sides.
+FOLDER holds runs of `kvt study run lacks`. SCALE is laptop by default. The table has a row for each layer of each run
+with a result.json. Weights are averaged over the middle half of validation windows, where tokens have many neighbours
+on both sides.
 """
 
 import sys
@@ -27,7 +27,7 @@ WINDOWS = 256
 
 def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> list[list[str]]:
     """Return a row of cells for each layer: its number, attention weights (`_looks`), squared key norms (`_keys`)."""
-    mask = len(task.vocabulary.pieces) - 1
+    mask = len(task.vocabulary.pieces) - 1  # id of the mask token, if the model has one
     layers = [module for module in task.modules() if isinstance(module, Attention)]
     lengths: list[list[Tensor]] = [[] for _ in layers]
     hooks = [
@@ -54,6 +54,7 @@ def measured(task: LanguageModelTask, batches: Iterable[tuple[Tensor, ...]]) -> 
 
 
 def _looks(weights: Tensor, is_hidden: Tensor) -> list[str]:
+    """Return the cells "self, real" to "before" of `TITLES`: weights; "left, right" and "before" count heads."""
     length = weights.shape[-1]
     middle = torch.zeros_like(is_hidden)
     middle[:, length // 4 : 3 * length // 4] = True
@@ -78,6 +79,7 @@ def _looks(weights: Tensor, is_hidden: Tensor) -> list[str]:
 
 
 def _keys(keys: Tensor, inputs: Tensor, is_hidden: Tensor) -> list[str]:
+    """Return the cells "keys, end / start", a range over heads of a ratio, and "mask shorter", a number of heads."""
     quarter = inputs.shape[1] // 4
     along = keys[..., -quarter:].mean((1, 2)) / keys[..., :quarter].mean((1, 2))  # (heads)
     cells = [f"{along.min():.2f} to {along.max():.2f}"]

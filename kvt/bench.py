@@ -110,7 +110,7 @@ def _variant(words: str, kv_heads: int) -> tuple[str, int | None]:
 
 
 def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int) -> list[Row]:
-    """Measure a layer of each variant (see `_variant`); return a row for each variant."""
+    """Measure a layer of each variant (see `_variant`); return a dict for each variant: `size` and the measurements."""
     x = torch.randn(size["batch"], size["n"], size["d"], device=size["device"], requires_grad=True)
     rows: list[Row] = []
     calls: dict[tuple[int, str], Callable[[], object]] = {}
@@ -136,9 +136,10 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return a list for each function: per round, the median seconds of a call within at least `SAMPLE_SECONDS`.
+    """Return, for each function, a list with the seconds that one call takes in each round.
 
-    Each round times all functions, so that a slowdown of the machine affects all functions.
+    In a round, each function is called repeatedly for at least `SAMPLE_SECONDS`; the median counts. Each round
+    times all functions, so that a slowdown of the machine affects all functions.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns if there is CUDA, but no GPU
     from torch.utils.benchmark import Timer
@@ -180,8 +181,8 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
     """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens of width d.
 
     `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd². `kv+pos`, with m positional channels, has
-    d² + m and nd² + n²m. The formulas omit the product of query and key, the value, and the output. The result is
-    (None, None) for a layer that is no `Attention` or has no logits.
+    d² + m and nd² + n²m. The formulas omit the product of query and key, the value, and the output. Other
+    attentions are counted in the same way. The result is (None, None) if `layer` is no `Attention` or has no logits.
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None

@@ -44,7 +44,7 @@ LIGHTNING = {
     "predict": "writes a checkpoint's prediction for each example to a CSV",
 }
 TRAINING = ("run", "fit")  # `run` also tests, and accepts the name of the task without --config
-RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")  # they choose a task, a checkpoint or a run
+RUN_FLAGS = ("config", "ckpt_path", "resume", "model", "data")  # they choose a task, its classes, a checkpoint or a run
 EPILOG = """kvt run takes a task's name, or the path of your own YAML file; the next four commands take it after
 --config (-c). --print_config prints all settings. "kvt run cifar10 --help" lists the flags of a task."""
 MAX_CHARS = 50  # in `kvt runs`: largest length of an error, and of a setting, such as a whole tokenizer
@@ -143,7 +143,7 @@ def maps(
     256 examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric
     share of W_Qᵀ W_K, and where the eigenvalues of the drawn map lie; see docs/symmetry.md. With --prompt, there are
     neither rings nor lines. In self-attention without a causal mask, the last panel of a layer shows the
-    eigenvalues of its maps.
+    eigenvalues of its maps if their rows sum to 1.
 
     --html writes one HTML file that works in any browser without a network. On the page, choose a layer and a head,
     and step through examples. Point at a cell to see its weight, at the token of a row or at a patch to see what it
@@ -258,8 +258,8 @@ def convert(
         kvt validate --ckpt_path q-kv.ckpt
         kvt fit --ckpt_path q-kv.ckpt --max_steps 200
 
-    If the new attention has no phase, the new model has the same outputs as the old model if the merged projections
-    were equal, or if projections are only split. Further training begins at step 0, with a new state of the optimiser.
+    A new attention without a phase and without --attn_kwargs keeps the model's outputs if projections are only split,
+    or if the merged projections were equal. Further training begins at step 0, with a new state of the optimiser.
 
     Args:
         runs: a run's folder, which stands for its best checkpoint, or path to a checkpoint.
@@ -372,7 +372,8 @@ def study_report(
 def study_record(*grids: str, out: str, scale: str | None = None, from_: list[str] = FOLDERS) -> None:
     """Collect the results of a grid in a record: a small folder without checkpoints, to keep and to share.
 
-    The command adds new results to an existing record. A record also keeps the results of repeated runs.
+    The command adds new results to an existing record. If a run was repeated, for instance on another machine, the
+    record keeps all its different results.
 
     Args:
         grids: a YAML file, or the name of one of kvt's grids, such as table2.

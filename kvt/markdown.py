@@ -14,7 +14,7 @@ The character _ between letters or digits is not special.
 
 
 class Markdown(str):
-    """A string of Markdown. `format`, `join` and `+` escape other strings and put each of them on one line.
+    """A string of Markdown. `format`, `join` and `+` escape each string that is no `Markdown`, and put it on one line.
 
     A line of a template must not begin with data, because the data could turn the line into a heading or a list.
 

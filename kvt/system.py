@@ -23,7 +23,7 @@ import yaml
 
 CONFIGS = Path(__file__).parent / "configs"  # one YAML file for each task
 GRIDS = Path(__file__).parent / "grids"  # one YAML file for each grid
-MAX_LINE_CHARS = 800  # largest length of an error message, which may quote a large file
+MAX_LINE_CHARS = 800  # longer error messages, which may quote a large file, lose their middle
 NEWLINES = "\n\t"  # control characters that `say` and `tell` print unchanged
 IGNORED_WARNINGS = (
     "LeafSpec",  # deprecated in torch
@@ -98,7 +98,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Import an object and return it, or None if its module lacks it; raise UserError if there is no such module."""
+    """Return an imported object, or None if its module lacks it; UserError if `path` names no existing module."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")
@@ -231,7 +231,7 @@ def parse_yaml(text: str | bytes, name: str) -> Any:
 
 
 def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
-    """Return a dict of settings from words such as kv_heads=1. For other words, raise a UserError that names `flag`."""
+    """Return a dict from words such as kv_heads=1, whose values are YAML; UserError with `flag` for other words."""
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -276,7 +276,7 @@ def say(text: str) -> None:
 
 
 def tell(text: object, end: str = "\n") -> None:
-    """Print the output of a command. Escapes replace control characters except newlines and tabs."""
+    """Print the output of a command. Escapes replace unprintable characters except newlines and tabs."""
     print(printable(text, keep=NEWLINES), end=end, flush=True)
 
 

@@ -26,10 +26,10 @@ fast_products = False
 
 
 def tune() -> None:
-    """Tune this process: faster float32 products and malloc, no repeated search for GPUs, no cuDNN attention."""
+    """Tune malloc, and disable cuDNN attention; without a GPU, tune float32 products, and avoid searches for GPUs."""
     global fast_products
     has_gpu = torch.cuda.is_available()
-    # "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default; without AVX-512 it is no
+    # "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default; with only AVX2 it is no
     # faster, and torch's fused attention becomes slower. On a GPU, the setting would control TF32.
     if not has_gpu and torch.backends.cpu.get_cpu_capability() != "AVX2":
         torch.set_float32_matmul_precision("medium")
@@ -48,8 +48,8 @@ def tune() -> None:
     # initialised CUDA cannot fork. With the variable, every optimiser step searches the disk for NVIDIA's library.
     if not has_gpu:
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-    # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave "q-kv-deepseek" bfloat16 gradients with a
-    # relative error of 120 %.
+    # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave the attention "q-kv-deepseek" bfloat16
+    # gradients with a relative error of 120 %.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -83,7 +83,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return versions of Python and packages, the git commit (None if unknown), the machine, and settings of torch."""
+    """Return a dict: versions of Python and packages, git commit (None if unknown), machine with settings of torch."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},

@@ -21,16 +21,16 @@ from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system import UserError, require_choice, require_positive, require_probability
 
-ATTENTION: dict[str, type["Attention"]] = {}  # maps short names, the values of `--attn`, to classes
+ATTENTION: dict[str, type["Attention"]] = {}  # from names that `--attn` accepts to classes
 
 
 class Attention(nn.Module):
     """Multi-head attention in which query, key and value may share projections.
 
-    Each head computes  softmax(gain · score(Q, K) + bias) V,  by default with gain 1 and bias 0. The outputs of all
-    heads are concatenated and projected (Borji 2023, eq. 1 and 2). The three letters of `projections` name the layers
-    that compute query, key and value: "qkv" is the usual attention; with "kkv", the key projection also computes the
-    queries. A shared projection is a single module, which is called once per forward pass.
+    Each head computes  softmax(gain · score(Q, K) + bias) V,  by default with gain 1 and bias 0 (`gain_and_bias`). The
+    outputs of all heads are concatenated and projected (Borji 2023, eq. 1 and 2). The three letters of `projections`
+    name the layers that compute query, key and value: "qkv" is the usual attention; with "kkv", the key projection also
+    computes the queries. A shared projection is a single module, which is called once per forward pass.
 
     A subclass, called a variant, may set `projections`, and may override methods such as `query`, `project`, `rotate`,
     `gain_and_bias`, `logits`, `attention_weights`, `attend` and `merge`.
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         output_bias: whether the output projection has a bias.
         rope: fraction of a head's channels that rotary position embeddings (`Rotary`) rotate in queries and keys. In
             cross-attention, no channels are rotated. The number of rotated channels must be even.
-        rope_base: base of the rotation frequencies; a greater base makes the slowest channels rotate more slowly.
+        rope_base: base of the rotation frequencies; with a greater base, all pairs but the first rotate more slowly.
         attend_self: False means that in self-attention, a token attends to itself only if it may attend to no other
             token (Kitaev et al. 2020, "Reformer"). A class that overrides `attention_weights` does not support False.
     """
@@ -122,7 +122,8 @@ class Attention(nn.Module):
                 M positions. If N > M, the first N − M tokens attend to no key.
             cache: keys and values of earlier tokens. The call appends the keys and values of x, and M is the number of
                 cached tokens including x. With a context, the first call caches the keys and values of the context, and
-                later calls read them. After `borrow_keys`, a lower layer must have appended its keys and values.
+                later calls read them. After `borrow_keys`, a cache is required, and the call only reads it: a lower
+                layer must have appended keys and values for the tokens of x.
             bias: numbers to add to the logits, of the shapes allowed for `mask`. If an entry is −inf, the query does
                 not attend to the key. A variant that overrides `attention_weights` or `attend` ignores finite entries.
         """
@@ -169,7 +170,7 @@ class Attention(nn.Module):
     def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        The first token has position `start`. `x` is the layer's input, (B, N, dim), for variants that need it.
+        In self-attention, `start` is the position of the first token. `x` is the layer's input, (B, N, dim).
         """
         return self.output(values.transpose(1, 2).flatten(2))
 
@@ -178,8 +179,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the product of attention map and values, (B, heads, N, head_dim), with dropout of the map in training.
 
-        Keys and values are (B, kv_heads, M, head_dim). If the score is a `DotScore` without hooks, and the class
-        overrides neither `logits` nor `attention_weights`, `dot_product_attention` computes the result.
+        Keys and values are (B, kv_heads, M, head_dim). `mask` is None, boolean, or, if the class overrides neither
+        `attend` nor `attention_weights`, numbers to add to the logits. If the class overrides neither `logits` nor
+        `attention_weights`, and the score is a `DotScore` without hooks, `dot_product_attention` computes the result.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -203,7 +205,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Set initial weights that depend on other weights; called after the other weights of the layer are set."""
+        """Override this to set initial weights that depend on other weights; called after the others are set."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
@@ -244,7 +246,7 @@ class Attention(nn.Module):
         *,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Return the logits before `mask` and `bias` of `forward`, (B, heads, N, M). The cache stays unchanged."""
+        """Return the logits without the `mask` and `bias` of `forward`, (B, heads, N, M). The cache stays unchanged."""
         q, k, _ = self._heads(x, context, copy(cache))
         return self.logits(q, repeat_groups(k, q.shape[1]))
 
@@ -264,7 +266,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Append to or read the cache; return q, (B, heads, N, head_dim), k and v, (B, kv_heads, M, head_dim)."""
+        """Use the cache, if any; return q, (B, heads, N, head_dim), and all k and v, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -281,7 +283,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Return `mask` if `bias` is None; else numbers to add to logits, or booleans if the variant adds none."""
+        """Join `mask` and `bias`: numbers to add to logits if the variant adds a given bias; else booleans or None."""
         require_mask(mask, q, k)
         if bias is None:
             return mask
@@ -291,7 +293,7 @@ class Attention(nn.Module):
             return bias if mask is None else bias.masked_fill(~mask, float("-inf"))
         return allowed if mask is None else allowed & mask
 
-    def _start(self, x: Tensor, cache: KVCache | None) -> int:  # the position of the first token of x
+    def _start(self, x: Tensor, cache: KVCache | None) -> int:  # position of the first token in self-attention
         return cache.length - self.borrows_keys * x.shape[1] if cache else 0
 
     def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:

@@ -50,7 +50,7 @@ class KVCache:
         return past[0], past[-1]
 
     def select(self, rows: Tensor) -> None:
-        """Replace the batch by the examples that `rows` selects: indices, int64 (R,), or a boolean mask, (B,)."""
+        """Replace the batch by the examples that `rows` selects, as indices, int64 (R,), or as a mask, bool (B,)."""
         for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, : self.length][rows]
             self.buffers[i] = buffer.new_empty(len(kept), *buffer.shape[1:])

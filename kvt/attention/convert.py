@@ -28,7 +28,7 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
         name: [role for role, owner in zip("qkv", target.projections, strict=True) if owner == name] for name in "qkv"
     }
     keeps = keep == "mean" or any(keep in roles and len(roles) > 1 for roles in shared.values())
-    if not keeps and target.projections != source.projections:  # cross-attention keeps its projections
+    if not keeps and target.projections != source.projections:  # equal in cross-attention, which is always `QKV`
         raise UserError(f"--how {how}: {type(target).__name__} does not share that projection: choose another --how")
     for name, new in target.projection.items():
         roles = [keep] if keep in shared[name] else shared[name]

@@ -21,7 +21,7 @@ class MultiheadAttention(nn.Module):
     Args:
         embed_dim, num_heads, dropout, bias, batch_first: as in torch.nn.MultiheadAttention.
         attn: a name in `ATTENTION`, or the import path of an attention class.
-        max_len: length of the longest sequence, required by attentions with positions, such as "kv+pos".
+        max_len: length of the longest sequence, required if the class is a `MapPosition`, such as "kv+pos".
         settings: further arguments of the attention class, such as score="cosine".
     """
 
@@ -46,17 +46,18 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError. A TransformerEncoder made before `self_attn` was replaced reads this for padded input."""
+        """Raise UserError. In evaluation, a TransformerEncoder older than `self_attn` reads this for padded input."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention, attn: str = "qkv", **settings: Any) -> "MultiheadAttention":
-        """Return a layer with the weights of a trained torch layer; with "qkv", both layers compute the same outputs.
+        """Return a layer with the weights of a trained torch layer.
 
-        The weights of a projection that the attention lacks are dropped: "kv" drops the query projection. Raises
-        UserError for a `layer` with `add_bias_kv`, `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`. All
-        projections of the attention must be of queries, keys or values with `embed_dim` channels, else UserError.
+        With "qkv" and no `settings`, both layers compute the same outputs. The weights of a projection that the
+        attention lacks are dropped: "kv" drops the query projection. Raises UserError for a `layer` with `add_bias_kv`,
+        `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and for an attention with a projection that does
+        not return `embed_dim` channels of queries, keys or values, such as "mla" or one with `kv_heads` < `num_heads`.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -85,13 +86,13 @@ class MultiheadAttention(nn.Module):
         """Return the output, of the shape of `query`, and the attention weights.
 
         The weights, without dropout, are (B, N, M), averaged over heads, or (B, heads, N, M) if `average_attn_weights`
-        is False. They are None if `need_weights` is False, or if the class in `attn` is not derived from `Attention`.
-        If `query` and `key` are the same tensor, the layer computes self-attention; only self-attention uses `rope` and
-        `attend_self=False`. `value` must be `key`.
+        is False. They are None if `need_weights` is False, or if the attention class is not derived from `Attention`.
+        If `query` and `key` are the same tensor, the layer computes self-attention; otherwise, it computes
+        cross-attention without `rope` and `attend_self`, if the attention accepts a context. `value` must be `key`.
 
-        `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend.
-        The numbers of a floating-point mask are added to the logits. With `is_causal` and N = M, `attn_mask` is ignored
-        and may be None. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for inputs
+        `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend. A
+        floating-point mask acts as `bias` of `Attention.forward`. With `is_causal`, `attn_mask` is ignored if N = M,
+        and required if not. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for inputs
         that break these rules, and if weights are needed but the attention has no map (see `Attention.weights`).
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:

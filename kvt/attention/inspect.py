@@ -11,16 +11,18 @@ from kvt.attention.base import Attention
 
 
 class AttentionMap(NamedTuple):
-    """The attention map of one layer in one forward pass."""
+    """The attention maps of one layer in one forward pass."""
 
     layer: str  # name of the layer in the model
-    weights: Tensor  # the attention map, (B, heads, N, M)
+    weights: Tensor  # the attention maps, (B, heads, N, M)
     scores: Tensor | None  # unmasked logits, (B, heads, N, M); None in cross-attention or if `has_logits` is False
 
 
 @contextmanager
 def record_maps(model: nn.Module) -> Iterator[list[AttentionMap]]:
     """Context manager that yields a list, to which each forward pass of an `Attention` layer adds an `AttentionMap`.
+
+    The forward pass of a layer whose `has_map` is False raises UserError.
 
     >>> layer = Attention(8, 2)
     >>> with record_maps(layer) as maps:

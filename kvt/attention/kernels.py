@@ -90,7 +90,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split an additive mask into booleans and finite numbers to add to logits; return (mask, None) for others."""
+    """Split an additive mask into a boolean mask and finite numbers to add; return (mask, None) for other masks."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -127,7 +127,7 @@ def leave_out(own: Tensor, allowed: Tensor) -> Tensor:
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return the attention map of logits plus numbers in `mask`, (B, heads, N, M); rows without allowed keys are 0."""
+    """Return the attention map of logits, (B, heads, N, M); `mask` may be additive. Rows without allowed keys are 0."""
     mask, added = split_mask(mask)
     logits = logits if added is None else logits + added.to(logits.dtype)
     allowed = allowed_pairs(logits.shape[-2], logits.shape[-1], mask, causal, logits.device)
@@ -156,9 +156,9 @@ def dot_product_attention(
     """Return softmax(gain · scale · q kᵀ + bias) v, (B, heads, N, D), with dropout p, by the fastest implementation.
 
     Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
-    the logits. With `causal`, a query attends only to its own token and to earlier tokens. attend_self=False excludes
-    its own token, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to (B, heads, N, M).
-    A bias of shape (…, 1, M) has one number for each key. None means a gain of 1, or a bias of 0.
+    the logits. With `causal`, a query attends only to its own token and to earlier tokens. If `attend_self` is False,
+    the query's own token is excluded, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to
+    (B, heads, N, M). A bias of shape (…, 1, M) has one number for each key. None means a gain of 1, or a bias of 0.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)

@@ -40,7 +40,7 @@ class LiteralMap(MapPosition):
         table: Tensor = getattr(self.positions, "table", self.get_buffer("sinusoid"))
         return map_logits(self.score(q, k), table[m - n : m, :m], *self._linear_map())
 
-    scores = Attention.scores  # `logits` has all terms of the formula
+    scores = Attention.scores  # `MapPosition.scores` would add terms that `logits` already has
 
 
 class LiteralKVPos(LiteralMap, KVPos):

@@ -29,7 +29,7 @@ class SinusoidalMap(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the bias c_j for each key position j, (maps, 1, M), for weights w of linear maps, (maps, channels)."""
+        """Return the biases c_j of all keys j, (maps, 1, M), for each row w of `weight`, (maps, channels)."""
         columns = self.get_buffer("columns")[:num_keys].T.to(weight.dtype)
         return (weight[:, self.row_channels :] @ columns).unsqueeze(1)
 
@@ -47,7 +47,7 @@ class LearnedMap(nn.Module):
         self.table = nn.Parameter(torch.empty(max_len, max_len, channels).normal_(std=0.02))
 
     def forward(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return w · P_ij for the last N of M rows, (maps, N, M), for weights w of linear maps, (maps, channels)."""
+        """Return w · P_ij for the last N of M rows i, (maps, N, M), for each row w of `weight`, (maps, channels)."""
         return (self.table[num_keys - num_queries : num_keys, :num_keys] @ weight.T).permute(2, 0, 1)
 
 
@@ -61,7 +61,7 @@ class MapPosition(Attention):
              = (Σw) · score_ij + w · P_ij + b
 
     The logit is thus the score times a learned gain Σw, plus a bias. With the fixed sinusoid, the terms of the bias
-    that depend on the row i cancel in the softmax, and one number for each key remains.
+    that depend only on the row i cancel in the softmax, and one number for each key remains.
 
     Args:
         max_len: length of the longest sequence.

@@ -1,4 +1,4 @@
-"""The base class of attentions with an angle between a key that acts as query and the other keys."""
+"""The base class of attentions that rotate a key by a fixed or learned angle where it acts as query."""
 
 from collections.abc import Callable
 from math import isfinite, pi
@@ -13,9 +13,9 @@ from kvt.system import UserError
 
 
 class Phase(Attention):
-    """Attention with an angle φ between a key that acts as query and the other keys.
+    """Attention in which a key that acts as query is rotated by −φ, so that R(φ) stands between queries and keys.
 
-    s_ij / α = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j,  where α is the scale of the score
+    s_ij / α = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j,  for a dot-product score with scale α
 
     R rotates each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term is
     symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. See docs/symmetry.md.

@@ -44,7 +44,7 @@ class Rotary:
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:
         if not self.channels:
             return x
-        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision cannot represent large angles exactly
+        dtype = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse for large angles
         position = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)
         pair = torch.arange(0, self.channels, 2, device=x.device, dtype=dtype)
         angle = sign * position[:, None] * self.base ** (-pair / self.channels)  # (N, r / 2)

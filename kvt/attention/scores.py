@@ -35,7 +35,7 @@ class ScaledDot(DotScore):
 
 
 class ModelScaledDot(DotScore):
-    """s_ij = q_i · k_j / √(H·D): scaled by the model width H·D, as in Borji's code for images and characters."""
+    """s_ij = q_i · k_j / √(H·D), where H·D is the model width, as in Borji's code for images and characters."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)

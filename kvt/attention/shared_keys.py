@@ -79,9 +79,8 @@ class QSharedKVDeepSeek(NormedSharedKV, name="q-kv-deepseek", label="Q≠K=V (De
 
     k̂ = g ⊙ rms(k) with a learned scale g, and q̂ = rms(q). By default, an eighth of the channels of q̂ and of k̂ is
     rotated, and all heads share one key head. R_iᵀ rotates the output of query i back, so that the output depends on
-    the distance j − i through R_(j−i) k̂_j. (Unlike models/deepseek_v4 of Hugging Face transformers, this
-    class has a full-rank query and output and no attention sinks, and attends to all tokens. DeepSeek-V4 attends to the
-    last 128 tokens and to compressed tokens.)
+    the distance j − i through R_(j−i) k̂_j. (Unlike in transformers' models/deepseek_v4, query and output have full
+    rank, there are no attention sinks, and queries attend to all tokens, not to the last 128 and to compressed tokens.)
     """
 
     share = 1 / 8

@@ -49,7 +49,7 @@ class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
 
 
 class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
-    """softmax(α K R(φ) Kᵀ) V: `KV` with an angle φ between a key that acts as query and the other keys."""
+    """softmax(α K R(φ) Kᵀ) V: `KV`, but a key that acts as query is rotated by −φ, as in `Phase`."""
 
 
 class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):

@@ -41,7 +41,7 @@ def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, devi
     most_h = min(height, round(width / ratio[0]))
     most_w = min(width, round(height * ratio[1]))
     centred = ((height - most_h) // 2, (width - most_w) // 2, most_h, most_w)
-    # `centred` has plain numbers, because copying a tensor to the device would make the CPU wait
+    # `centred` has plain numbers, because copying a tensor to a GPU would make the CPU wait
     return torch.stack([torch.where(found, *pair) for pair in zip(drawn, centred, strict=True)], dim=1).long()
 
 
@@ -49,8 +49,8 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     """Crop image i to box i, resize the crop to the size of the image, and mirror the result if `flip[i]`.
 
     Image i of the result, float32 (B, C, H, W), is Rᵢ · imageᵢ · Cᵢᵀ in each channel. Rᵢ, (H, H), and Cᵢ, (W, W), are
-    weights of PIL's antialiased bilinear filter. Without a flip, the result differs by at most 1 from PIL's
-    `crop(...).resize(..., BILINEAR)`, which rounds to integers.
+    weights of PIL's antialiased bilinear filter. Without a flip, the result for uint8 images differs by at most 1 from
+    PIL's `crop(...).resize(..., BILINEAR)`, which rounds to integers.
 
     `images` are (B, C, H, W), uint8 or float. `boxes`, (B, 4), are (top, left, height, width) in whole pixels, inside
     the image. `flip` is bool (B,).
@@ -66,16 +66,16 @@ def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 
 def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
-    """Return weights (B, out, in) that resize the pixels start … start + length − 1 to `size` pixels.
+    """Return weights (B, out, `size`) that resize the pixels start … start + length − 1 of a line to `size` pixels.
 
     The weights of an output pixel form a triangle around its centre. The triangle is wider if `length` exceeds `size`.
-    `start` and `length` have shape (B,). `out` contains the indices of output pixels, (size) or (B, size).
+    `start` and `length` have shape (B,). `out` contains the indices of output pixels, (out) or (B, out).
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size
     pixel = torch.arange(size, device=start.device)
     centre = start + (out.unsqueeze(-1) + 0.5) * step  # (B, out, 1)
     # computed in place: on a CPU, allocating memory takes longer than the arithmetic
-    weight = (pixel + 0.5 - centre).abs_().div_(step.clamp(min=1)).neg_().add_(1).clamp_(min=0)  # (B, out, in)
+    weight = (pixel + 0.5 - centre).abs_().div_(step.clamp(min=1)).neg_().add_(1).clamp_(min=0)  # (B, out, size)
     weight.mul_((pixel >= start) & (pixel < start + length))
     return weight.div_(weight.sum(2, keepdim=True))

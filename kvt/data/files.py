@@ -40,13 +40,13 @@ def state_of(path: str | Path) -> str:
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Call `work()` unless `is_done()`, one process at a time; calls may nest; UserError if .cache is not writable."""
+    """Unless `is_done()`, call `work()` under a lock in `data_dir/.cache`; UserError if kvt cannot write the lock."""
     if is_done():
         return
     folder = data_dir / ".cache"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # any user may lock the file
+        lock = FileLock(folder / "data.lock", mode=0o666, is_singleton=True).acquire()  # all users may lock; calls nest
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): {ELSEWHERE}") from error
     with lock:

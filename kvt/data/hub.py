@@ -38,7 +38,8 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
     """Return a dict from splits to rows, and a list with the name of the only column of each kind in `kinds`.
 
     A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val". Raises
-    UserError if a split in `needed` is missing, a kind has not exactly one column, or the splits' columns differ.
+    UserError if the data set cannot be read, a split in `needed` is missing, a kind has not exactly one column, or the
+    splits' columns differ.
     """
     import datasets  # an optional dependency
 
@@ -61,7 +62,7 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
 
 
 def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
-    """Return the class names, a dict from each split to pairs (encoded image, label), and the paths of Arrow files."""
+    """Return class names, a dict from each split to an iterator of (encoded image, label), and paths of Arrow files."""
     splits, (image, label) = load(named, ("Image", "ClassLabel"), "train", "test")
     import datasets
 

@@ -28,9 +28,10 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 
 def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """Return the names of the classes, and a dict from each split to the paths and labels of its images.
+    """Return the names of the classes, and a dict from each split to a list of pairs (path of an image, label).
 
-    Images are in `root/train/<class>/`, and test/, val/ or both; UserError if a split is empty or train/ lacks a class.
+    Images are in `root/train/<class>/`, and in test/<class>/, val/<class>/ or both. Raises UserError if train/ or both
+    of the others are missing, if a split has no images, or if train/ has no images of a class.
     """
     found = {}
     try:
@@ -96,7 +97,7 @@ class DecodedImages:
         cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of a split's files, relative to the root; None without image files, as with Hugging Face."""
+        """Return the paths of a split's image files, relative to `root`; None if it has none, as with Hugging Face."""
         return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
     @property
@@ -223,7 +224,7 @@ def open_images(
     image_size: int | None = None,
     sets: Mapping[str, ImageSet] = SETS,
 ) -> ImageSource:
-    """Return the images in `root` if given, else in `data_dir/dataset` if it has train/, else of `sets[dataset]`.
+    """Return the images in `root` unless it is None, else in `data_dir/dataset` if it has train/, else `sets[dataset]`.
 
     Raises UserError if `root` is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-UNPUBLISHED = "not_published"  # key, in the notes of a result, of the phrase that `other_counts` returns
+UNPUBLISHED = "not_published"  # key, within "notes" in result.json, of the phrase that `other_counts` returns
 PHOTOS, DIGITS = {"train": 50_000, "test": 10_000}, {"train": 60_000, "test": 10_000}
 COUNTS: Mapping[str, Mapping[str, int]] = {  # number of examples in each split; for a text, number of characters
     **{"mnist": DIGITS, "fashion_mnist": DIGITS, "cifar10": PHOTOS, "cifar100": PHOTOS},
@@ -12,7 +12,7 @@ COUNTS: Mapping[str, Mapping[str, int]] = {  # number of examples in each split;
 
 
 def other_counts(name: str, counts: Mapping[str, int]) -> str | None:
-    """Return a phrase that compares sizes of a data set with its published sizes; None if all agree or none is known.
+    """Return a phrase about the sizes in `counts` that differ from the published sizes; None if no size differs.
 
     >>> other_counts("cifar10", {"train": 50_000, "test": 1_000})
     'cifar10 has 1,000 in test instead of 10,000'

@@ -12,7 +12,7 @@ from kvt.data.order import derive_seed
 
 Draw = Callable[[int, Generator], tuple[Tensor, ...]]
 """A function that draws a given number of examples, and returns tensors, of which the first is the model's input."""
-Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # returns other examples of the same kinds
+Redraw = Callable[[tuple[Tensor, ...], Generator], tuple[Tensor, ...]]  # replaces each example by one of the same kind
 HELD_OUT = 4  # a hash assigns 1 / HELD_OUT of the possible examples to each split except the first
 
 
@@ -27,7 +27,7 @@ def draw_apart(
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
-    a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an example in
+    a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an input in
     common, a hash of the input assigns every possible example to one split, and `redraw` replaces each example that is
     in a wrong split.
 
@@ -37,7 +37,7 @@ def draw_apart(
         seed: seed of all draws.
         tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
         redraw: function that returns, for each given example, another of the same kind; it decides what a kind is.
-        by_hash: with `redraw`: whether a hash assigns examples to splits even if the splits have no example in common.
+        by_hash: only with `redraw`: whether the hash assigns examples even if the splits have no input in common.
     """
     names = [*sizes]
     generators = [torch.Generator().manual_seed(derive_seed(seed, stream)) for stream in range(len(names))]

@@ -24,7 +24,7 @@ def read_tensors(path: Path, mmap: bool = False) -> Any:
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return memory-mapped splits of a file of the form `LAYOUT`; raise UserError if it is missing or lacks a split."""
+    """Return the splits `names` of a file of the form `LAYOUT`, memory-mapped; UserError if one cannot be read."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)
@@ -44,7 +44,7 @@ def fingerprint(splits: Splits) -> str:
 
 
 def read_features(path: Path) -> Splits:
-    """Return features, float32 (N, feature_dim), and labels, int64 (N,), of "train" and "test".
+    """Return a dict that maps "train" and "test" to features, float32 (N, feature_dim), and labels, int64 (N,).
 
     In the file, features may have any real dtype, and labels any integer dtype. Raises UserError with the path of the
     file if it is missing or unreadable, a split is empty, a label is negative, a feature is not finite as float32,

@@ -76,7 +76,7 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """A string that changes if the separator, or the path, size or modification time of a file changes."""
+        """A string that changes with the separator, and with the paths, sizes and times (`state_of`) of the files."""
         return "\n".join([repr(self.separator), *(f"{path.resolve()} {state_of(path)}" for path in self.files)])
 
     def splits(self) -> dict[str, Iterator[str]]:

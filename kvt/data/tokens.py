@@ -79,7 +79,7 @@ class Vocabulary:
         if self.separator:
             return self.encode(prompt.split())
         composed = nfc(prompt)
-        return self.encode(composed if self.ids.keys() >= {*composed} else prompt)
+        return self.encode(composed if self.ids.keys() >= {*composed} else prompt)  # NFC if all of it has ids
 
     def text(self, ids: Iterable[int]) -> str:
         return self.separator.join(self.decode(ids))
@@ -236,7 +236,7 @@ def _alphabet() -> dict[int, str]:
 
 
 class TokenFile:
-    """The tokens of a corpus, in a memory-mapped file in `data_dir`. An end token follows each non-empty document."""
+    """The tokens of a corpus, memory-mapped from `data_dir/.cache`. An end token follows each non-empty document."""
 
     def __init__(self, corpus: Corpus | HubCorpus, tokens: Bytes, data_dir: Path) -> None:
         self.corpus, self.tokens, self.data_dir = corpus, tokens, data_dir
@@ -278,7 +278,7 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position in `tokens` where the last part of a text, with a fraction `share` of its bytes, begins."""
+    """Return the position in `tokens` from which on the tokens have about a fraction `share` of the text's bytes."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part

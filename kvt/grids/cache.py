@@ -26,7 +26,7 @@ projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a plot and a table of attentions' validation losses and cache sizes; nothing if no run has such a loss."""
+    """Yield a plot and a table of validation losses and cache sizes; nothing if no finished run has such a loss."""
     if LOSS not in results.finished:
         return
     cached = results.finished.name.map({run.name: cache_bytes(run) for run in grid.runs})
@@ -52,7 +52,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
 
     Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the mean over pairs of
     runs with the same seed of the loss minus the loss of the attention `first`; reach, half the width of the 95 %
-    interval of this difference; and n, the number of runs. `first` has no difference and no reach.
+    interval of this difference; and n, the number of runs. Difference and reach are NaN for `first`.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])

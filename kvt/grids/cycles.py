@@ -75,7 +75,7 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Return results of the task shift or permute with more columns: cycle (length of the cycles), depth and heads."""
+    """Return results of the tasks shift and permute with added columns: cycle (tokens of a cycle), depth and heads."""
     runs = {run.name: run for run in grid.runs}
     of_rows = [runs[name] for name in results.name]
     return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})
@@ -125,7 +125,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
-    """Plot validation accuracy of the smallest model against steps, and all levels; with a panel for each attention."""
+    """Plot validation accuracy of the smallest model against steps, with a line per level and a panel per attention."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)

@@ -14,7 +14,7 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """For a finished grid, yield maps of the first run of each task and attention, if all of these have a best.ckpt."""
+    """Once all runs have finished, yield maps of the first run of each task and attention, if these have best.ckpt."""
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:
         runs.setdefault((run.task, run.attention), run)
@@ -27,7 +27,7 @@ def maps(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def draw_maps(checkpoints: Mapping[tuple[str, str], Checkpoint]) -> Figure:
-    """Draw a map for each task (row) and attention (column): the layer of least entropy, averaged over heads."""
+    """For each task (row) and attention (column), draw one example's map: the layer of least entropy, mean of heads."""
     chosen = {cell: _least_entropy(checkpoint) for cell, checkpoint in checkpoints.items()}
     title = "Where each model looks: the layer of least entropy, mean of its heads"
     tasks, attentions = ([*dict.fromkeys(names)] for names in zip(*chosen, strict=True))

@@ -1,4 +1,4 @@
-"""Attention of the grid `keyless`: Q≠K=V with a routing matrix. In a trial, it fails at recall with four heads."""
+"""Attention of the grid `keyless`: Q≠K=V with a routing matrix (in the follow-up's trial, it fails with four heads)."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from kvt.attention.variants import QSharedKV
 class Routed(QSharedKV):
     """softmax(α Q R Kᵀ) K: `q-kv` with queries multiplied by a matrix R per head (arXiv:2606.21848).
 
-    R has shape (heads, head_dim, head_dim). The layer can represent the same functions as `q-kv`, because Q R is
-    linear in x.
+    R has shape (heads, head_dim, head_dim). The layer represents the same functions as `q-kv`, because R can be merged
+    into the query projection.
 
     Args:
         std: R is initialised from N(0, std²). The default is from the trial of the follow-up's authors, in which four

@@ -122,7 +122,7 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
 
     def forward(self, x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) at the index `token`; the attention gets `attend`."""
+        """Apply the block: (B, N, dim) → (B, N, dim), or (B, dim) at index `token`; pass `attend` to the attention."""
         x = self.attention(x, **attend)
         return self.feed_forward(x if token is None else x[:, token])
 
@@ -166,7 +166,7 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, caches: Sequence[KVCache] | None = None, *, token: int | None = None, **attend: Any
     ) -> Tensor:
-        """Apply all blocks, with a cache for each group: (B, N, dim) → (B, N, dim), or (B, dim) at index `token`."""
+        """Apply all blocks: (B, N, dim) → (B, N, dim), or (B, dim) at index `token`; `caches` has one per group."""
         again, blocks = self.recomputes and self.training, list(self)
         for group, first in enumerate(range(0, len(blocks), self.share_layers)):
             members = blocks[first : first + self.share_layers]

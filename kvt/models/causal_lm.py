@@ -27,6 +27,7 @@ class CausalLM(nn.Module):
         attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
         embedding: determines the model width, the vocabulary size and the length of the longest sequence.
         heads: number of heads, if `attention` is a name or import path.
+        dropout, feed_forward_dropout: probabilities of Drop after attention and after the feed-forward network.
         tied: whether the weight W of the head is the token embedding's weight.
         causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
             to all tokens; the logits at a position then predict the masked token there (Devlin et al. 2019, "BERT").
@@ -74,7 +75,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Return next-token logits: int64 (B, N) → (B, vocab_size). Append `tokens` to the caches of earlier tokens."""
+        """Append tokens, int64 (B, N), to caches of earlier tokens, if any; return the next logits, (B, vocab_size)."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 
@@ -87,8 +88,9 @@ class CausalLM(nn.Module):
     def is_endless(self) -> bool:
         """Whether generation with caches can exceed `max_len` tokens, with a sliding window of `max_len` tokens.
 
-        There must be no table of positions, and no attention with its own `forward`, `gain_and_bias`, `logits` or
-        `attention_weights`, or with a user's `rotate`, `merge` or `attend`: these might use absolute positions.
+        False if there is a table of positions, if an attention has its own `forward`, `gain_and_bias`, `logits` or
+        `attention_weights`, or if a class outside kvt has its own `rotate`, `merge` or `attend`. Such methods might use
+        absolute positions.
         """
 
         def is_relative(attention: type) -> bool:

@@ -80,14 +80,14 @@ class SinusoidalPositions(Embedding):
 POSITIONS: dict[str, type[Embedding]] = {
     "learned": LearnedPositions,
     "sinusoidal": SinusoidalPositions,
-    "rotary": Embedding,
+    "rotary": Embedding,  # the attentions rotate queries and keys
     "none": Embedding,
 }
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `given`; `positions` "rotary" adds rope=1 unless `given` has rope or the class is a `NormedSharedKV`."""
-    own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)
+    """Return `given`; add rope=1 for "rotary" `positions` unless `given` has rope or `attn` is a `NormedSharedKV`."""
+    own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)  # rotates by default
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 
 

@@ -27,10 +27,10 @@ def sample(
     choice further, to the smallest set of most likely tokens whose probabilities add up to at least `top_p` (Holtzman
     et al. 2020, nucleus sampling).
 
-    Beyond `max_len` tokens, the model reads only the last `max_len` tokens (the window), and each new token needs a
-    forward pass over the window. If `CausalLM.is_endless`, the caches slide instead: in every layer, a token attends to
-    the last `max_len` tokens, as with a band mask. Raises UserError if an argument is not allowed, or if logits are not
-    finite.
+    Beyond `max_len` tokens (an attribute of the model's embedding), the model reads only the last `max_len` tokens (the
+    window), and each new token needs a forward pass over the window. If `CausalLM.is_endless`, the caches slide
+    instead: in every layer, a token attends to the last `max_len` tokens, as with a band mask. Raises UserError if an
+    argument is not allowed, or if logits are not finite.
 
     Args:
         prompt: tokens, int64 (B, N), at least one per row.
@@ -160,7 +160,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Return translations of `sources` in order, made by `decode` in padded batches of sources of similar length."""
+    """Translate `sources` by `decode` in padded batches of sources of similar length; return translations in order."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

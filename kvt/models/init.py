@@ -13,7 +13,7 @@ Fill = Callable[[Tensor], Tensor]  # fills a tensor in place and returns it
 
 
 def xavier_attention(model: nn.Module) -> None:
-    """Initialise attention projections from U(±√(6 / (rows + columns))), biases with 0, as the paper's authors do."""
+    """Initialise attention projections from U(±√(6 / (rows + columns))), their biases with 0, as Borji's code does."""
     for layer in _attentions(model):
         for linear in (*layer.projection.values(), layer.output):
             _fill(linear, nn.init.xavier_uniform_)
@@ -33,7 +33,7 @@ def gpt2(model: CausalLM) -> None:
     """As in GPT-2 (Radford et al. 2019, §2.3), initialise a `CausalLM` that has tied=True.
 
     Embeddings and the matrices of attention projections and feed-forward networks are drawn from N(0, 0.02²), but the
-    last matrix of each residual branch from N(0, 0.02² / (2 · layers)). Biases of these layers and the head are 0.
+    last matrix of each residual branch from N(0, 0.02² / (2 · layers)). Biases of these layers and of the head are 0.
     """
     usual, last = (partial(nn.init.normal_, std=0.02 / by**0.5) for by in (1, 2 * len(model.encoder)))
     for module in model.modules():

@@ -62,8 +62,8 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
 def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None, smoothing: float = 0.0) -> Losses:
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
-    The forward pass also computes the gradients. A backward pass with `create_graph=True` computes them again, from all
-    logits at once. `logits` of the result is None.
+    If gradients are enabled, the forward pass also computes them. A backward pass with `create_graph=True` computes
+    them again, from all logits at once. `logits` of the result is None.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias

@@ -31,7 +31,7 @@ class DecoderState:
     caches: Sequence[tuple[KVCache, KVCache]]  # for each layer: caches of self-attention and of cross-attention
 
     def select(self, rows: Tensor) -> None:
-        """Keep the sentences of the batch that `rows` selects by indices, int64 (R,), or by a boolean mask, (B,)."""
+        """Replace the batch by the sentences that `rows` selects, as indices, int64 (R,), or as a mask, bool (B,)."""
         self.memory, self.mask = self.memory[rows], self.mask[rows]
         for pair in self.caches:
             for cache in pair:
@@ -53,7 +53,7 @@ class Seq2Seq(nn.Module):
 
     Args:
         attention: name or import path of the attention, such as "kv"; or an `AttentionFactory`.
-        heads: number of heads, if `attention` is a name.
+        heads: number of heads, if `attention` is a name or import path.
         pad: id of the padding token in both vocabularies. A mask excludes attention to padding in the source.
         max_len: number of tokens of the longest sentence.
         depth: number of blocks in the encoder, and number of blocks in the decoder.
@@ -111,7 +111,7 @@ class Seq2Seq(nn.Module):
         return DecoderState(memory, mask, caches)
 
     def next_logits(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append tokens, (B, 1); return next logits, (B, target_vocab_size); raise UserError if caches are ignored."""
+        """Append tokens, int64 (B, 1), to the caches of the state; return next-token logits, (B, target_vocab_size)."""
         start = state.caches[0][0].length
         x = self.target_embedding(tokens, start)
         x = self.decoder(x, state.memory, state.mask, state.caches)

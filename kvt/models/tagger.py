@@ -68,7 +68,7 @@ class ListTagger(Tagger):
 
     Args:
         attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
-        heads: number of heads, if `attention` is a name.
+        heads: number of heads, if `attention` is a name or import path.
         vocab_size: number of symbols.
         length: number of symbols of the longest list.
         dim: model width.
@@ -113,7 +113,7 @@ class SetScorer(Tagger):
 
     Args:
         attention, heads, dim, settings: as in `ListTagger`.
-        max_len: number of images of the largest set, if `attention` names a class with positions, such as "kv+pos".
+        max_len: number of images of the largest set, if `attention` names a `MapPosition`, such as "kv+pos".
         feature_dim: number of features of an image.
         dropout: dropout probability of the features, and of `Tagger`.
     """

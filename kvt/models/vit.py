@@ -37,7 +37,7 @@ class ViT(nn.Module):
 
     Args:
         attention: name or import path of the attention, such as "kv"; or a function from a width to a layer.
-        heads: number of heads, if `attention` is a name.
+        heads: number of heads, if `attention` is a name or import path.
         patch: height and width of a patch in pixels; must divide the height and the width of the image.
         dropout: dropout probability in residual branches and in feed-forward networks.
         pool: input of the head: the output of the class token ("class"), or the mean output of all patches ("mean").

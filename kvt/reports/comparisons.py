@@ -1,4 +1,4 @@
-"""Computes the cells of a report's tables and the comparisons of attentions."""
+"""Computes the cells of a report's tables, and compares attentions in a column or in a pool (a group of columns)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -17,14 +17,14 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with a column for each `over_training` metric: its mean over the rows of a run's history."""
+    """Return `results` with a column for each `Table.over_training` in `histories`: its mean over a run's history."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
 
 
 def steps_to_ceiling(histories: pd.DataFrame, metric: str) -> "pd.Series[float]":
-    """Return by run the first step at which a metric reaches `NEARLY` · its highest value; omit runs that never do."""
+    """Return by run name the first step with a metric ≥ `NEARLY` · its highest possible value; omit other runs."""
     return histories[histories[metric] >= NEARLY * metric_of(metric).highest].groupby("name").step.min()
 
 
@@ -35,7 +35,7 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the runs of a table's column or pool that have finished with a finite value of the table's metric."""
+    """Return the rows of a table's column or pool whose runs have finished with a finite value of `table.metric`."""
     runs = table.runs(results, column)
     return finite(runs[runs.state == State.FINISHED], table.metric)
 
@@ -63,7 +63,7 @@ class Cell(NamedTuple):
     fewest_seeds: float  # smallest number of seeds of a setting, among settings counted in `settings`
     most_seeds: float  # largest number of seeds of a setting
     diverged: int
-    not_finite: int  # number of finished runs whose metric is NaN or infinite
+    not_finite: int  # number of finished runs whose metric is missing, NaN or infinite
     published_mean: float
     published_over_settings: float
 
@@ -114,10 +114,10 @@ class Compared(NamedTuple):
     solved_by_baseline: float = nan
     won: float = nan  # number of combinations of block (`statistics.blocks`) and seed in which `attention` solved more
     lost: float = nan
-    margin: float = nan  # in points; NaN if no claim is about the comparison: then `p` is NaN, `verdict` is `untested`
+    margin: float = nan  # in points; NaN, like `p`, if `Table.claims` lists only other comparisons
     p: float = nan
-    untested: str = ""  # why the comparison is not tested
-    verdict: str = ""
+    untested: str = ""  # `CEILING`, `CHANCE`, `SILENT` or `LOST` if this rules out a test, else ""
+    verdict: str = ""  # a result of `statistics.verdict`, or `untested`
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
@@ -125,8 +125,9 @@ def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared
 
     Each attention is compared with the first one of `results` and with its partners in `Table.pairs`, if they have a
     pair of runs. A comparison with a margin (`Table.margin_of`) has a verdict and, if it can be tested, a p-value;
-    p-values are corrected for their number (Holm). A setting with all runs at the ceiling, or all at chance, shows no
-    difference and is left out; if no setting is left, the comparison is over all settings, and is not tested.
+    p-values are corrected for their number (Holm). A setting shows no difference, and is left out, if all runs of all
+    attentions are at the ceiling, or all at chance. If no setting is left, a comparison is over all settings, and is
+    not tested.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -176,6 +177,7 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
 
 
 def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Return `results` with diverged runs as finished ones, with a value of the metric that does not solve the task."""
     diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
     values = results.get(table.metric, pd.Series(nan, results.index))
     values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
@@ -192,7 +194,7 @@ def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return `finished` runs. `setting` begins with the task; `above_chance`, accuracy minus chance, may be NaN."""
+    """Return `finished`, with the task before `setting`, and with `above_chance`: accuracy − chance, NaN if unknown."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
@@ -202,12 +204,12 @@ def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFra
 def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.kind.point:
         return CEILING  # the task is too easy to show a difference
-    at_chance = (above_chance < table.point_of_chance).all()  # false if the accuracy of guessing is unknown
+    at_chance = (above_chance < table.point_of_chance).all()  # false if an accuracy of guessing is unknown
     return CHANCE if at_chance else ""  # neither attention has learned anything
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return `line` with its counts, difference and p-value, and with its interval or its numbers of solved runs."""
+    """Return `line` with counts, difference, p-value, and numbers of solved runs or, unless `untested`, an interval."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
@@ -224,7 +226,7 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
         difference = (shares.solved - shares.solved_by_baseline) / numbers.pairs
         line = line._replace(won=shares.won, lost=shares.lost, difference=difference)
     elif not line.untested:
-        most = table.kind.highest if table.kind.highest > 0 else inf  # no difference is larger
+        most = table.kind.highest if table.kind.highest > 0 else inf  # for values from 0 to `highest`, none is larger
         low, high, margin = np.clip([*numbers.interval, numbers.margin], -most, most).tolist()
         line = line._replace(low=low, high=high, smallest_margin=margin)
     return line._replace(p=nan if line.untested or isnan(line.margin) else p)

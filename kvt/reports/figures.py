@@ -51,7 +51,7 @@ STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.
 """The style of plots in reports, but not of attention maps. Functions that draw plots have `@rc_context(STYLE)`."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # distances of ticks, times a power of ten
 POINTS = 120  # largest number of points of one curve
-MARKED = 16  # a curve with at most this number of points has markers
+MARKED = 16  # a thick curve with at most this number of points has markers
 
 
 class LineStyle(NamedTuple):
@@ -82,7 +82,7 @@ def line_styles(attentions: Iterable[str]) -> dict[str, LineStyle]:
 
 @rc_context(STYLE)
 def curves(histories: pd.DataFrame, metrics: Sequence[str], kind: Metric) -> Figure | None:
-    """Draw the learning curves of each attention against steps and against seconds, with a row for each task.
+    """Draw the learning curves of each attention against steps and seconds, with a row of panels for each `task`.
 
     A curve is the mean over runs. The first metric, which `kind` describes, has a thick line and a band of ± one
     standard deviation over runs, clipped to the range of the metric. Other metrics have thin lines. Return None if no
@@ -262,7 +262,7 @@ def as_pdf(figure: Figure) -> bytes:
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return a prefix for the ids in a figure's <svg>: a hash of data and labels, not of matplotlib's version."""
+    """Return a prefix for ids in a figure's <svg>: a hash of data and labels, equal in any version of matplotlib."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -292,7 +292,7 @@ def _curve(axes: Axes, style: LineStyle, values: pd.DataFrame, highest: float, m
 
 def limit_ticks(axes: Axes, number: int) -> None:
     """Set at most `number` + 1 ticks on the vertical axis, and the font size of the tick labels of both axes."""
-    axes.tick_params(labelsize=FONT)  # `FONT` from rcParams would not apply when the figure is saved
+    axes.tick_params(labelsize=FONT)  # `STYLE` does not apply to ticks that are made later, on saving
     axes.yaxis.set_major_locator(MaxNLocator(number, steps=TICK_STEPS))
 
 

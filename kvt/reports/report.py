@@ -82,7 +82,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     """Return the grid with only the best run of each sweep, and a text on sweeps; without `best_of`, the grid and None.
 
     The runs of a sweep differ only in the setting that `best_of` names. The best run has the best value of `monitor`,
-    or is the first if none has finished. The setting is removed from all runs, so that runs of two attentions with
+    or is the first if no value is finite. The setting is removed from all runs, so that runs of two attentions with
     different values of the setting are compared as a pair.
     """
     if (setting := swept_setting(grid)) is None:
@@ -107,7 +107,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, pdf: bool = False) -> list[Path]:
     """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths of the first three.
 
-    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, pictures are also PDF files.
+    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, each picture is also a PDF file.
     """
     out.mkdir(parents=True, exist_ok=True)
     grid, results = measure(grid, outcomes, root)
@@ -131,7 +131,7 @@ def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = 
 
 
 def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield the sections of a grid's report; if a function has a bug, print the traceback and raise UserError."""
+    """Yield the sections of a grid's report; if a section function has a bug, print a traceback and raise UserError."""
     for name in grid.file.sections:
         try:
             yield from [*_function(grid, name)(grid, results)]
@@ -144,7 +144,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Before a study's first run, raise UserError if an entry of its grid about the report is invalid."""
+    """Raise UserError if a grid's entry about the report is invalid. A study calls this before its first run."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):
@@ -172,7 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return `monitor`, negated if less is better, −inf if not finite; None if the run is not finished or lacks it."""
+    """Return `monitor`, negated if less is better, −inf if not finite; None if the run lacks it or is not finished."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

@@ -96,7 +96,7 @@ def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
 
 
 def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return one sentence, in a list, on decided comparisons, lost runs, and counts of others; [] without verdicts."""
+    """Return a list with a sentence: comparisons decided or with lost runs, counts of others; [] without verdicts."""
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         those = [one for one in compared if one.verdict == verdict]
@@ -110,7 +110,7 @@ def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
 
 
 def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> Iterator[Markdown]:
-    """Yield a table of the comparisons below the ceiling, a list of the others, and a table of `steps_to_ceiling`."""
+    """Yield a table of comparisons not at the ceiling, a list of those that are, and a table of `steps_to_ceiling`."""
     if not compared:
         return
     yield Markdown("### Is it as good as {}?").format(label(results.first))
@@ -192,7 +192,7 @@ def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
 
 
 def _merged(grid: Grid) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return `Grid.scale_diff` with one entry, without a task, for each setting whose entries are all equal."""
+    """Return `Grid.scale_diff` with one entry "<setting>" for all entries "<task>: <setting>" if these are equal."""
     merged = {}
     for name, values in grid.scale_diff.items():
         axis = name.partition(": ")[2]
@@ -219,7 +219,7 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield a section with parameters and times relative to the first attention, if its runs have results."""
+    """Yield a section with parameters and times relative to the first attention, if the latter has a finished run."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -236,7 +236,7 @@ def _costs(results: Results) -> Iterator[Section]:
 
 
 def _repeated(results: Results) -> Iterator[Section]:
-    """Yield a section with the differences of later results of runs from their first results, if runs were repeated."""
+    """Yield a section on how results of repeated runs differ from their first results, if there are repeated runs."""
     metrics = [name for name in results.repeats if "/" in name]  # including metrics that only some tasks have
     lines = []
     for table in results.tables if len(results.repeats) else ():

@@ -26,7 +26,7 @@ class Comparison(NamedTuple):
     """The difference between two attentions, in the units of the compared values; `error` may be NaN."""
 
     difference: float  # mean over settings of the mean paired difference
-    error: float  # standard error of `difference`; NaN if no block has two seeds
+    error: float  # standard error of `difference`; NaN if no block has two seeds that all its settings have
     freedom: float  # degrees of freedom of `error`
     pairs: int
     settings: int
@@ -68,7 +68,7 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def blocks(settings: pd.Series) -> pd.Series:
-    """Return settings without `heads`: blocks in which runs of an attention and seed start from the same weights.
+    """Return each setting's block: its text without `heads`, a setting that does not change a seed's initial weights.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']
@@ -132,7 +132,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return a verdict. `different` is the corrected p-value, NaN with too few seeds; `as_good`, the result of TOST."""
+    """Return a verdict from a corrected p-value (NaN: too few seeds), whether TOST is passed, and `Metric.better`."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

@@ -18,7 +18,7 @@ from kvt.tasks.metrics import ACC, Metric
 
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Maps an attention and a column to the mean and the standard deviation over settings; the latter may be NaN."""
+"""Maps attention to column to (published mean, standard deviation over settings). The deviation may be NaN."""
 
 
 def label(attention: str) -> str:
@@ -46,7 +46,7 @@ def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of a name such as "val/loss", from `tasks`, else from kvt's tasks, else `Metric("loss")`.
+    """Return the `Metric` for "val/NAME" or "test/NAME" that `tasks` or else kvt's tasks declare; else `Metric(NAME)`.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -75,7 +75,7 @@ class Table(NamedTuple):
     # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
     claims: Mapping[tuple[str, str, str], float] | None = None
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
-    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a group of columns to the names of their runs
+    pools: Mapping[str, frozenset[str]] = MappingProxyType({})  # maps a pool (a group of columns) to its runs' names
     pairs: Sequence[tuple[str, str]] = ()  # pairs to compare, besides each attention with the first
     over_training: str = ""  # if not empty, `metric` is the mean of this metric over all validations
 
@@ -95,7 +95,7 @@ class Table(NamedTuple):
         return min(self.chance[name] for name in names) if names and names <= self.chance.keys() else None
 
     def margin_of(self, column: str, attention: str, baseline: str) -> float:
-        """Return the margin of a comparison in points; NaN if no claim is about the comparison."""
+        """Return the margin of a comparison in points; NaN if `claims` is not None and lacks the comparison."""
         return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     def names(self, column: str) -> frozenset[str]:
@@ -108,7 +108,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Map each of `columns` (None: each task) to its runs' names; UserError if one has no runs at any scale."""
+    """Map `columns` (None: tasks) to names of their runs at this scale; UserError if one has none at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -123,7 +123,7 @@ def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Tab
 
     A grid without `tables` gets one or two tables for each `monitor` of its tasks: a table of the test metric, and a
     table of the validation metric for tasks without a test split. Tables without columns are left out. Raises UserError
-    if an entry of the grid names an unknown metric, column, attention or scale.
+    if an entry of the grid names an unknown metric, column, setting, attention or scale.
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
@@ -206,7 +206,7 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return `against`, which maps x-axis labels to settings or patterns with *; UserError if no run has a setting."""
+    """Return `against`: by x-axis label, an axis of the grid or a pattern with *; UserError for anything else."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

@@ -86,7 +86,7 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """List columns at the ceiling against the first baseline, with attentions unless all are: "copy; reverse (KV)"."""
+    """Return the columns at the ceiling against the first baseline. "copy; reverse (KV)": in reverse, KV alone is."""
     words, baseline = [], compared[0].baseline
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
@@ -120,7 +120,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference in points, with its interval if known; for `solved` columns, solved runs and won blocks."""
+    """Return the difference in points with its interval if known; or numbers of solved runs, of blocks won and lost."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

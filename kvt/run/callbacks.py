@@ -30,14 +30,14 @@ class RunCallback(L.Callback):
     """Keeps the history of a run, saves the state that Lightning leaves out of checkpoints, and ends the run.
 
     * The history has a row for each step at which the run logs metrics. A logged loss that is not finite ends the run.
-    * Learning rate, norm of the gradients, training time (without validation, pictures and checkpoints) and speed are
+    * Learning rate, gradient norm, training time (without validation, kvt's pictures and checkpoints) and speed are
       logged every `log_every_n_steps` steps.
-    * A checkpoint also has the history, training time, running means since the last log, metrics that callbacks read,
-      and accumulated gradients. It has no random states: `Batches` seeds torch's generators before each training batch.
+    * A checkpoint also has history, training time, running means of the metrics, `trainer.callback_metrics`, and
+      accumulated gradients. It has no random states: `Batches` seeds torch's generators before each training batch.
     * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
-    * Ctrl-C or a signal of a cluster stops the run after the current step or, if a validation follows, after the
+    * Ctrl-C or a signal of a cluster stops the run after the current batch or, if a validation follows, after the
       validation. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation
-      and end of an epoch, and stop after the same step. A second Ctrl-C ends the process at once.
+      and end of an epoch, and only then stop, all after the same batch. A further Ctrl-C ends the process at once.
 
     Args:
         resumes: whether this process resumes a run. If the run had been told to stop before, for instance by
@@ -46,20 +46,20 @@ class RunCallback(L.Callback):
 
     def __init__(self, resumes: bool = False) -> None:
         self.resumes = resumes
-        self.folder: Path | None = None  # gets history.csv
+        self.folder: Path | None = None  # the run's folder, for history.csv; None: `write` does nothing
         self.rows: list[Row] = []
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
-        self.count = 0  # units of the task, such as tokens, that all processes have read
-        self.received = 0  # number of the first signal that the run received; 0: none
-        self._read: int | Tensor = 0  # units that this process has read since the last `_tick`
-        self._since: float | None = None  # when `seconds` was last updated; None while the clock is stopped
+        self.count = 0  # tokens, images, … (see `Task.unit`) that all processes have read in training
+        self.received = 0  # number of the signal that stops the run; 0: none
+        self._read: int | Tensor = 0  # what this process has read since the last `_tick`, not yet in `count`
+        self._since: float | None = None  # `seconds` counts up to this time; None while the clock is stopped
         self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
         self._saved: dict[str, Any] = {}  # the entry "run" of the loaded checkpoint
 
     @property
     def rate(self) -> float:
-        """The training speed so far, in units of the task, such as images or tokens, per second."""
+        """The training speed so far: tokens, images, … (see `Task.unit`) per second."""
         return self.count / self.seconds if self.seconds else 0.0
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class RunCallback(L.Callback):
             setattr(self, name, self._saved.get(name, vars(self)[name]))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore gradients, running means and state of logging, end a run that was told to stop, handle signals."""
+        """Restore gradients and metrics, end a run that had diverged or been told to stop, handle `STOP_SIGNALS`."""
         saved, self._saved = self._saved, {}
         pl_module.logged_step = saved.get("logged_step", 0)
         for name, gradient in saved.get("gradients", {}).items():
@@ -101,7 +101,7 @@ class RunCallback(L.Callback):
         if self.diverged or (self.resumes and saved.get("should_stop")):
             self._end(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's handler stops between two steps
+            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's handler stops after the batch
             for number in STOP_SIGNALS:  # Lightning restores all handlers after training
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
@@ -145,7 +145,7 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """In `fit`, add a metric from `Task.record` to the history; end the run if it is a loss that is not finite."""
+        """In `fit`, add a metric from `Task.record` to the history. A loss that is not finite ends the run."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -161,7 +161,7 @@ class RunCallback(L.Callback):
             write_csv(self.folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
     def _end(self, trainer: L.Trainer, at_once: bool = False) -> None:
-        """End the run after this batch and a validation; with `at_once`, ignore --min_epochs and --min_steps."""
+        """Tell the Trainer to validate and end after this batch; `at_once` overrides --min_epochs and --min_steps."""
         trainer.should_stop = True
         if at_once:
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
@@ -169,15 +169,15 @@ class RunCallback(L.Callback):
             trainer.check_val_every_n_epoch = 1
 
     def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether a validation may follow this batch; if so, a signal does not stop the run before it."""
+        """Return whether a validation may follow this batch. A signal then stops the run only after the validation."""
         batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
         is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Update `seconds` when a GPU has finished, and `count` of all processes; stop the clock unless `goes_on`."""
+        """Update `count`, summed over all processes, and `seconds`. Unless `goes_on`, stop the clock."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
-        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
+        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # waits for a GPU, before the clock is read
         self._read = 0
         if self._since is not None:
             now = perf_counter()
@@ -185,7 +185,7 @@ class RunCallback(L.Callback):
             self._since = now if goes_on else None
 
     def _on_signal(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process, even while it waits for others
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a further Ctrl-C ends a process, even one that waits for others
         if not self.received:
             self.received = number
             say("\nstopping after this step; press Ctrl-C again to stop at once")
@@ -224,7 +224,7 @@ class Best(ModelCheckpoint):
     run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score of a resumed run, whose folder may have been moved; in a new run, restore nothing."""
+        """Restore the best score of a resumed run, even in a moved folder; a new run from a checkpoint gets none."""
         path = os.path.join(str(self.dirpath), "best.ckpt")
         if self.run.resumes and state_dict["best_k_models"]:
             paths = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}
@@ -252,7 +252,7 @@ class Last(ModelCheckpoint):
 
 
 class Lines(L.Callback):
-    """Prints a line of metrics after each epoch and each validation within an epoch, above the progress bar if any."""
+    """Prints a line of metrics after each epoch and each validation within an epoch, above any progress bar."""
 
     printed = -1  # step of the last line; a validation and the end of an epoch at one step print one line
 

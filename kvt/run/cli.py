@@ -141,7 +141,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
     Raises UserError for unknown settings, values of a wrong type, and values that kvt does not accept.
 
     Args:
-        parser: the parser.
+        parser: a parser from `settings_parser`.
         config: a configuration in the form of config.yaml; settings that it lacks get their defaults.
         words: flags, which override the configuration.
     """
@@ -161,7 +161,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section as plain data, without linked settings and defaults of optimiser and callbacks."""
+    """Return settings by section as plain data, without linked ones and defaults of optimiser and callbacks."""
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)
@@ -180,17 +180,17 @@ def _known_parser(**classes: Any) -> Parser:
 
 
 def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
-    """Return `config` with all settings: `words` override it, defaults complete it. UserError as in `parse`."""
+    """Return `config`, overridden by the flags `words` and completed by defaults; raise UserError as `parse` does."""
     return parse(_known_parser(**classes_of(config)), config, words)[1]
 
 
 def default_settings(classes: Mapping[str, Any]) -> Config:
-    """Return the defaults of all settings of a run by section. `classes` has the classes of task and data."""
+    """Return the defaults of all settings of a run by section. `classes` is as in `settings_parser`."""
     return by_section(_known_parser(**classes).get_defaults())
 
 
 def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return settings by section, with values of their declared types. Keys of `settings` are flags, such as "lr".
+    """Return `settings`, {"lr": 0.1, …}, by section, {"model": {"lr": 0.1, …}, …}, with values of their declared types.
 
     Raises UserError for an unknown name, and for a value of a wrong type.
     """

@@ -51,8 +51,8 @@ class RunConfig:
     def from_yaml(cls, *files: str | Path) -> "RunConfig":
         """Return the configuration in `files`, which are paths of YAML files or names of tasks such as cifar10.
 
-        A later file overrides an earlier one. Raises UserError if a file is missing or invalid, or if the files do not
-        name the classes of a task and its data.
+        A later file overrides an earlier one, and settings in no file get their defaults. Raises UserError if a file is
+        missing or invalid, or if the files do not name the classes of a task and its data.
         """
         from kvt.run.cli import parse_config
 
@@ -67,7 +67,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration that has only `settings`, a dict with the same names as `flat`."""
+        """Return the configuration that has only `settings`, a dict with keys as in `flat`, such as "model.dim"."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -164,7 +164,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """A dict: "attn" is the attention's name or import path, "model" and "data" import paths of task and data."""
+        """A dict of import paths: "model", "data", and "attn" (or the attention's name; "None" if unset)."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
@@ -218,11 +218,11 @@ def in_short(value: Any) -> Any:
 
 
 def read_configs(files: Sequence[str], named: Mapping[str, str | None] = MappingProxyType({})) -> Config:
-    """Return the configuration in YAML files, in the form of config.yaml; a later file overrides an earlier one.
+    """Return the configuration in `files`, paths of YAML files or names of tasks, in the form of config.yaml.
 
-    `named` may map a section to the import path of a class. This class replaces the class in the files, and
-    gets only those settings in the files that are arguments of its constructor. Raises UserError if a file does not
-    exist or has no valid configuration, and if a class is missing.
+    A later file overrides an earlier one. `named` may map "model" or "data" to the import path of a class, which
+    replaces the class in the files, and gets only those settings in the files that its constructor takes. Raises
+    UserError if a file does not exist or is invalid, or if the task or the data have no class.
     """
     config: Config = {"trainer": {}, **{section: {"init_args": {}} for section in BUILT}}
     for file in files:

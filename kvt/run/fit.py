@@ -1,4 +1,4 @@
-"""Trains, validates, tests or predicts with the Lightning Trainer. Resuming a run does not change its result."""
+"""Trains, validates, tests or predicts with the Lightning Trainer. On a CPU, resuming changes no result."""
 
 import os
 import signal
@@ -136,7 +136,7 @@ def train(
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
-            if run.received:  # the signal came in the last step: the resumed run makes the result
+            if run.received:  # the signal came in the last step: a resumed run will make the result
                 raise SIGTERMException
             return _result(cli, trainer, run, best, started, test)
         except SIGTERMException:
@@ -184,8 +184,8 @@ def test(cli: KvtCLI) -> None:
 def predict(cli: KvtCLI) -> Path | None:
     """Write predictions of `cli.start` to a CSV; return its path. With --fast_dev_run, write nothing and return None.
 
-    The CSV is predictions.csv in the folder of the run or of `save_pretrained`. For any other checkpoint, the CSV is
-    predictions-<stem>.csv beside the checkpoint.
+    The CSV is predictions.csv in the run's folder, or in a folder that `save_pretrained` has written. For any other
+    checkpoint, the CSV is predictions-<stem>.csv beside the checkpoint.
     """
     # one process, so that the CSV has all predictions in order
     checkpoint, trainer = _load(cli, "predict", devices=1, num_nodes=1, strategy="auto")
@@ -202,7 +202,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing, as its base class, but without creating a generator, about 150 times a step."""
+    """A profiler that does nothing. Its base class does nothing, too, but creates about 150 generators in each step."""
 
     nothing = nullcontext()
 
@@ -220,12 +220,12 @@ def make_trainer(
 ) -> L.Trainer:
     """Return the Trainer of a run.
 
-    kvt passes all settings to the Trainer, because the Trainer reads missing settings from environment variables such
-    as PL_TRAINER_PRECISION. Raises UserError if the Trainer rejects a setting.
+    kvt passes every argument (max_time as None, with a `Timer` instead), because the Trainer reads missing ones from
+    environment variables such as PL_TRAINER_PRECISION. Raises UserError if the Trainer rejects a setting.
 
     Args:
         cli: the parsed settings.
-        callbacks: the callbacks after those of the configuration.
+        callbacks: callbacks to add after those of the configuration.
         root: the Trainer's `default_root_dir`.
         folder: the run's folder, into which the TensorBoard and CSV loggers write; None: no loggers.
         purge_step: the first step that a resumed run logs again. From this step on, TensorBoard hides the events that
@@ -299,7 +299,10 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
 
 def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Set up data and task; return `cli.start` and a Trainer; UserError if `cli.start` is None or does not fit."""
+    """Set up the data for `stage`, load the weights of `cli.start` into the task, and return `cli.start` and a Trainer.
+
+    Raises UserError if `cli.start` is None, or does not fit the settings or the data.
+    """
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule
@@ -318,7 +321,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes by name: of each setting that limits the data of `metrics`, and "stopped" for early stopping."""
+    """Return notes by name, which is a setting that limits the data of `metrics`, or "stopped" after early stopping."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")
@@ -331,7 +334,7 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model in place with torch.compile. On a GPU, it uses CUDA graphs. Parameters keep their names.
+    """Compile a task's model in place with torch.compile, which uses CUDA graphs on a GPU. Parameters keep their names.
 
     The stacks of blocks are compiled, too, because some tasks call `model.states` instead of the model's `forward`.
     Raises UserError if batches differ in length.

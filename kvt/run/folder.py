@@ -15,7 +15,7 @@ A run writes this file when a signal stops it, and after each validation, or aft
 BEST = "checkpoints/best.ckpt"
 """Path, in a run's folder, of the best checkpoint by validation.
 
-The file exists after the first validation, unless the run has diverged before.
+The file exists after the first validation, unless the run has diverged by then.
 """
 
 

@@ -36,7 +36,7 @@ class Checkpoint:
 
     Args:
         path: path of the file or the folder; a run's folder stands for its best checkpoint.
-        named: maps "attn", "model" or "data" to the import path of a class outside kvt that may be imported, or None.
+        named: maps "attn", "model" or "data" to None, or to the import path of a class outside kvt that kvt may import.
     """
 
     path: str | Path
@@ -56,7 +56,7 @@ class Checkpoint:
 
         A setting in `TaskData.measured` that is None gets the value that the run has measured. A `data_dir` that does
         not exist is left out. Raises UserError if the checkpoint lacks the section, if its class or attention is
-        neither part of kvt nor in `named`, if `named` has another class, or if a setting names a class.
+        neither part of kvt nor in `named`, if `named` has a class of another name, or if a setting names a class.
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
@@ -96,7 +96,10 @@ class Checkpoint:
         return {**sections, "trainer": trainer, "seed_everything": self.seed, "optimizer": optimizer}
 
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
-        """Return the task in eval mode; UserError as in `section`, for another class, or if the weights do not fit."""
+        """Return the task, with its trained weights, in eval mode.
+
+        Raises UserError as `section` does, if the task is not a `kind`, or if the weights do not fit.
+        """
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
@@ -110,7 +113,7 @@ class Checkpoint:
     def load_data(self, **given: Any) -> TaskData:
         """Return the data of the checkpoint's run, set up for validation. `given` replaces settings of the data.
 
-        Raises UserError if the data differ from those of the run.
+        Raises UserError as `section` does, or if the data differ from those of the run.
         """
         data: TaskData = self._make("data", given, seed=self.seed)
         data.prepare_data()
@@ -183,7 +186,7 @@ class Checkpoint:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether parsing imports no class: no dict has a `class_path`, no text is a dict or a list in YAML."""
+    """Return whether parsing `value` imports no class: no dict has "class_path", no text is a dict or list in YAML."""
     if isinstance(value, str):
         with suppress(yaml.YAMLError, ValueError):
             return not isinstance(yaml.safe_load(value), dict | list)
@@ -230,8 +233,8 @@ def load(checkpoint: str | Path, attn: str | None = None, model: str | None = No
     Args:
         checkpoint: path of a file that a run or a plain Lightning Trainer has saved; of a folder that
             `save_pretrained` has written; or of a run's folder, which stands for the run's best checkpoint.
-        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. kvt imports
-            only classes that you name.
+        attn: import path of your attention class, such as my_attention.NearKV, if the checkpoint uses one. Of the
+            classes outside kvt, kvt imports only those that you name.
         model: import path of your task class, such as my_task.MyTask, if the checkpoint uses one.
 
     Raises:

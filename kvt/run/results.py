@@ -21,7 +21,7 @@ from kvt.tune import environment
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. Their names are the same in all runs of a task.
 
-    Mappings and lists become text, because TensorBoard makes entries columns, and shows only the columns of one run.
+    Mappings and lists become text: TensorBoard would make a column of each entry, and shows one run's columns only.
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}

@@ -25,12 +25,12 @@ ONLY = "full"  # the scale of a grid without the key `scales`
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse strings in it as YAML
 Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes; or names of tasks
-Columns = dict[str, Settings] | list[str] | None  # maps columns to their runs' settings; or names of tasks; None: all
+Columns = dict[str, Settings] | list[str] | None  # maps columns to runs' settings; or names of tasks; None: all tasks
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale. If given, `tasks` and `seeds` replace the grid's; `axes` replace or extend the grid's `axes`."""
+    """A scale. Its `tasks` and `seeds` replace the grid's if given. Its `axes` replace or extend each task's axes."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -40,7 +40,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ClaimsEntry:
-    """Pairs of attentions with a verdict in a column or pool at one scale, and the verdict's `margin` in points."""
+    """Pairs of attentions with a verdict at one scale, in a column or a pool of columns. `margin` is in points."""
 
     scale: str
     column: str
@@ -129,7 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings for a value of an axis, with declared types; a mapping may hold several settings."""
+        """Return the settings that a value of an axis stands for, with declared types; a mapping may hold several."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -305,7 +305,7 @@ def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str
 
 
 def _runs_of(path: Path, file: GridFile, scale: str) -> list[Run]:
-    """Return the runs of a grid at a scale: for each seed, the first settings of all tasks, then the second, …."""
+    """Return the runs of a grid at a scale: for each seed, the first settings of all tasks, then the second …"""
     axes, seeds = file.at(scale)
     tasks = [TaskFile(_find_task(path, name)) for name in axes]
     by_task = [[*_settings(task, values)] for task, values in zip(tasks, axes.values(), strict=True)]

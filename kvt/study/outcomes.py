@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     message: str = ""  # one line: why the run failed or diverged
     result: dict[str, Any] = {}  # noqa: RUF012 - never modified; the content of result.json without "config"
     history: pd.DataFrame | None = None
-    config: Any = None  # the stored RunConfig; None if it is missing, damaged or not as wanted
+    config: Any = None  # the stored RunConfig; None if missing or damaged, or if it differs from `wanted`
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; all but the first are repetitions

@@ -129,7 +129,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of result.json that the cells of a row have. "config" lacks default Trainer settings."""
+    """Return the entries of result.json that are in a row. The entry "config" lacks default Trainer settings."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
@@ -185,7 +185,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(value: Any) -> str:
-    """Return a non-empty, printable string that is not JSON unchanged, and any other value as JSON."""
+    """Return a value as JSON, but leave a non-empty, printable string unchanged unless it would be read as JSON."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

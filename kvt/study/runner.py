@@ -114,7 +114,7 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Return a line with a run's test metrics, or validation metrics if it has no others, and its training time."""
+    """Return a line with a run's test metrics, or else its validation metrics, and its training time."""
     stage = "test" if any(name.startswith("test/") for name in result) else "val"
     numbers = [f"{name} {value:.4f}" for name, value in result.items() if name.startswith(f"{stage}/")]
     return "  ".join([*numbers, f"{result['seconds']:.0f} s"])

@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` until runs end. For each, yield its job and why its process died, "" if it did not."""
+        """Wait at most `seconds` until a process ends. For each that has, yield its job and why it died, "" if not."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()
@@ -117,7 +117,7 @@ class LocalWorkers:
             yield job, f"last with exit code {process.exitcode}; see {job.log}" if process.exitcode else ""
 
     def close(self) -> None:
-        """End all processes. Each run first saves a checkpoint."""
+        """End all processes. A run in training first saves a checkpoint."""
         for _, process, _ in self._running.values():
             process.terminate()
         for _, process, _ in self._running.values():

@@ -192,7 +192,7 @@ class SetBatches(Batches):
         return torch.cat(sets), torch.cat(positions)
 
     def _draw(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return a set for each image index in `rows`, (B,), of an anomaly: indices, (B, S), and its position, (B,)."""
+        """Return sets of image indices, (B, S), and the anomalies' positions, (B,); `rows`, (B,), are the anomalies."""
         size, last, each = len(rows), self.set_size - 1, torch.arange(len(rows))
         classes = len(self._members)
         other = (self._class[rows] + torch.randint(1, classes, (size,), generator=generator)) % classes  # (B,)

@@ -25,7 +25,7 @@ from kvt.tasks.schedules import require_schedule, with_schedule
 
 Spec = dict  # without a type of values: with one, jsonargparse would parse strings in the dict as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights, and all else
+MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights; settings
 
 
 class Task(L.LightningModule, ABC):
@@ -58,7 +58,7 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Skip nn.Module's slow checks if an attribute becomes a string or None, as Lightning does in each step."""
+        """Skip nn.Module's slow checks if a string or None replaces a value, as Lightning does in every hook."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -75,7 +75,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last log, by names such as "val/loss". In a plain dict, they are not submodules."""
+        """Running means since the last log, by names such as "val/loss"; no submodules, because the dict is plain."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -83,7 +83,7 @@ class Task(L.LightningModule, ABC):
 
     @property
     def attn(self) -> str:
-        """The name of the attention, or the name of the task's class if this class has no argument `attn`."""
+        """The name or import path of the attention; for a task without the argument `attn`, the name of its class."""
         return str(self.hparams.get("attn", type(self).__name__))
 
     @property
@@ -115,10 +115,10 @@ class Task(L.LightningModule, ABC):
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return a dict with the loss and the other `metrics` of a batch; the dict may have further entries.
 
-        A metric is a tensor with one number, the mean over the predictions of the batch, or a pair of a sum and a
-        divisor. Sums and divisors of all batches are added up before the division. For a metric with `bins`, sum and
-        divisor have one entry per bin. For a metric with `how="exp"`, the dict has its logarithm. A task may return
-        some metrics in eval mode only.
+        It lacks metrics with `how="recorded"`. A metric is a tensor with one number, the mean over the predictions of
+        the batch, or a pair of a sum and a divisor. Sums and divisors of all batches are added up before the division.
+        For a metric with `bins`, sum and divisor have one entry per bin. For a metric with `how="exp"`, the dict has
+        its logarithm. A task may return some metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
@@ -126,7 +126,7 @@ class Task(L.LightningModule, ABC):
         raise NotImplementedError
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the `Losses` of a batch: the cross-entropy of `predictions` with label smoothing, and measurements."""
+        """Return the `Losses` of a batch: cross-entropy with label smoothing, and other measures of `predictions`."""
         return cross_entropy(self.predictions(batch), smoothing)
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Task(L.LightningModule, ABC):
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and weights of its patches, (heads, rows, columns); None: no picture.
+        """Return a picture, uint8 (H, W, C), and its patches' weights, (heads, rows, columns); None without a picture.
 
         `weights` is the attention map of a layer for one example, (heads, N, N). The last rows · columns of the
         N tokens are the patches of the picture, row by row.
@@ -166,7 +166,7 @@ class Task(L.LightningModule, ABC):
         return None
 
     def check_causality(self) -> None:
-        """Raise UserError if an output depends on a token that the model must not use."""
+        """Raise UserError if an output depends on a token that the model must not use; default: check nothing."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -239,7 +239,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients. If an epoch's last step accumulates fewer batches, average over these batches only."""
+        """Compute gradients. If an epoch's last step accumulates fewer batches than usual, average over these only."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -264,7 +264,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add `run_config` to the checkpoint; if it is None, add classes and arguments of task and data, and seed."""
+        """Add "config": `run_config`, or else class and arguments of the task, and of data, if any, with the seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -279,7 +279,7 @@ class Task(L.LightningModule, ABC):
                 callback.on_record(self.trainer, name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
-        """Add the result of `compute_metrics` to a stage's running means; `weight` weights tensors, not pairs."""
+        """Add the result of `compute_metrics` to running means; a tensor has the weight `weight`, a pair its own."""
         for metric, mean in self._means(stage):
             value = computed.get(metric.name)
             if isinstance(value, Tensor):  # converted first, because half precision would overflow
@@ -342,7 +342,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class called `name`, or import a user's class; UserError if it does not derive from `base`."""
+    """Return kvt's class called `name`, or import a user's class; UserError if no subclass of `base` has the name."""
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])

@@ -36,7 +36,7 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` with measured values; a trained model keeps its own
+    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that may be measured; a checkpoint keeps the values
     content: str | None = None  # a hash or name of the data that `load` has read; None if `load` generates them
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
@@ -121,7 +121,7 @@ class TaskData(L.LightningDataModule, ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # saved here, not by the loader, which the Trainer makes, to count steps, before it restores a checkpoint
+        # not a state of the loader: to count steps, the Trainer makes the loader before it restores a checkpoint
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def largest_class(self) -> dict[str, float]:
-        """For each held-out split, the share of the largest class, the accuracy of guessing it; {} without classes."""
+        """A dict from held-out splits to the accuracy of always guessing their largest class; {} without classes."""
         return {}
 
     @cached_property
@@ -158,7 +158,10 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Yield up to ⌈count/16⌉ batches of 16: random rows of "train" or without `keeps_order`, else first rows."""
+        """Return up to ⌈count / 16⌉ batches of 16 rows of a split.
+
+        The rows are random; with `keeps_order`, they are the first rows, unless the split is "train".
+        """
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
 

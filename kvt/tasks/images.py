@@ -45,7 +45,7 @@ class Images(TaskData):
         dataset: {", ".join(SETS)}.
         root: folder of your own images, with train/, and test/ or val/ or both, each with one subfolder per class; or a
             Hugging Face data set, hf:NAME or hf:NAME:CONFIGURATION, where NAME may be a folder. Replaces `dataset`.
-        image_size: with `root`: width and height in pixels to which images are scaled and cropped; default: unchanged.
+        image_size: for images of your own: pixels per side after scaling and cropping; default: unchanged.
         augment: whether training images are randomly cropped and flipped.
         val_size: number of training images to validate on, or their fraction if below 1. Not used if the images have a
             validation split, such as val/.

@@ -258,7 +258,7 @@ class Characters(TextData):
         return {"train": every_place, "val": self.adjacent(stream, cut, len(text))}
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return a key for each line of a split."""
+        """Return a key for each non-empty line of a split."""
         return self.keys_between(split, [i for i, symbol in enumerate(self.spec["vocab"]) if symbol == "\n"])
 
 
@@ -428,7 +428,7 @@ class TextTokens(TextData):
         return super().make_batches(*tensors, **settings)
 
     def input_keys(self, split: str) -> Iterable[Hashable]:
-        """Return keys of the documents of a split, or of its lines if "train" has one document or ends within one."""
+        """Return keys of a split's documents, or of its lines if "train" has one document or ends within a document."""
         starts, stops, stream = self.splits["train"]
         read, end = stream[int(starts[0]) : int(stops[-1])], self.tokens.end
         if len(document_starts(read, end)) > 1 and read[-1] == end:
@@ -472,7 +472,7 @@ class LanguageTask(BlockTask, Classification):
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return the texts of each window: its tokens, the targets, and the most likely tokens at the targets."""
+        """Return a dict of texts, one per window: its tokens, the targets, and the likeliest tokens at the targets."""
         inputs, targets = batch[:2]
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)

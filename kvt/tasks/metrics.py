@@ -92,8 +92,8 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 class Mean(torchmetrics.Metric):
     """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
 
-    A NaN makes the result NaN. By default, torchmetrics' MeanMetric checks each update for NaN, so that the CPU waits
-    for the GPU.
+    A NaN makes the result NaN. Unlike torchmetrics' MeanMetric by default, this class does not check updates for NaN,
+    because the CPU would wait for the GPU.
     """
 
     full_state_update = False

@@ -35,7 +35,7 @@ class BlockTask(Task):
         activation: activation of the feed-forward networks: {", ".join(ACTIVATIONS)}.
         expansion: width of the feed-forward networks in multiples of the model width; 0: no feed-forward networks.
         match: attention of kvt, such as qkv. kvt then sets expansion so that the task has as many parameters, to within
-            0.5 %, as with attention `match`, without attn_kwargs and shared layers. result.json notes the expansion.
+            0.5 %, as with the attention `match` and no attn_kwargs or shared layers. result.json notes the expansion.
         dropout: dropout probability in residual branches and feed-forward networks.
         smoothing: label smoothing in training: share of the target's probability that is spread over all classes.
         lr: learning rate.
@@ -72,7 +72,7 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make a missing model for the Trainer's data before callbacks copy the model; UserError without `spec`."""
+        """Make a missing model for the Trainer's data, before callbacks copy it; UserError if these lack `spec`."""
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -94,7 +94,7 @@ class BlockTask(Task):
         raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return a factory with the task's options and `settings`; see `attention_settings` for `positions`."""
+        """Return a factory of layers with `self.options` and `settings`; see `attention_settings` for `positions`."""
         own, given = self.options, attention_settings(self.options["attn"], positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})

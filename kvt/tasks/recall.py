@@ -70,7 +70,7 @@ def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -
 
 
 def slot_weights(slots: int, power: float = 0.01) -> Tensor:
-    """Return probabilities of slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
+    """Return probabilities of `mqar`'s slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
     weights = torch.arange(1, slots + 1, dtype=torch.double) ** (power - 1)
     return weights / weights.sum()
 
@@ -405,7 +405,7 @@ class RecallTask(BlockTask, Classification):
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return three texts for every sequence: its symbols, the right answers in order, and the model's answers."""
+        """Return a dict of texts, one per sequence: its symbols, the right answers in order, the model's answers."""
         symbols, answers, _ = batch
         asked, predicted = answers != IGNORE, self(symbols).argmax(-1)
         rows = {"symbols": (symbols, symbols >= 0), "target": (answers, asked), "prediction": (predicted, asked)}

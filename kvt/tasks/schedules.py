@@ -83,7 +83,7 @@ class OneCycle(OneCycleLR):
     """torch's one-cycle schedule. If a resumed run has a new number of steps, the schedule has this number, too."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of past steps; raise UserError if the whole schedule has fewer steps."""
+        """Restore all but the total number of steps; raise UserError if the run has already taken more steps."""
         if (step := state_dict["last_epoch"]) > self.total_steps:
             cycle = f"the run has taken {step} steps, but its one_cycle schedule has {self.total_steps}"
             raise UserError(f"{cycle}: raise max_epochs or max_steps")
@@ -92,7 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule, which also varies any momentum or first beta unless the user sets it."""
+    """Return torch's one-cycle schedule; it also varies a momentum or first beta that the user did not set."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))

@@ -76,8 +76,8 @@ class SentencePairs(TaskData):
     """Sentences and translations. A batch is (sentences, int64 (B, M); translations, (B, N); row numbers, (B,)).
 
     A sentence is <bos> … <eos>, then padding. Sentences are normalised to Unicode's form NFC and split into words by
-    spaCy's rules; case is kept. The vocabularies have the words of the training split. All words outside a vocabulary
-    are <unk>. A training batch has sentences of similar length, and every epoch has new batches.
+    spaCy's rules; case is kept. A vocabulary has the words that occur `min_freq` times or more in the training split;
+    all other words are <unk>. A training batch has sentences of similar length, and every epoch has new batches.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
@@ -399,7 +399,7 @@ class TranslationTask(BlockTask):
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return source words for the encoder, target words for the decoder, and both for a map of cross-attention."""
+        """Return source words for the encoder, target words for the decoder, (target, source) for cross-attention."""
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
         if not layer.startswith("decoder"):
@@ -463,9 +463,10 @@ class TranslationTask(BlockTask):
 
 
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
-    """Return a dict from "bleu" and "chrf" to pairs of sacreBLEU's score, from 0 to 100, and signature (Post 2018).
+    """Return {"bleu": (score, signature), "chrf": (score, signature)} of sacreBLEU (Post 2018).
 
-    BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the languages in `UNSPACED`.
+    Scores are from 0 to 100. BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the
+    languages in `UNSPACED`.
     """
     code = language_code(language)
     metrics = {"bleu": BLEU(trg_lang=code, tokenize="char" if code in UNSPACED else None), "chrf": CHRF()}
@@ -474,5 +475,5 @@ def text_scores(translations: Sequence[str], references: Sequence[str], language
 
 
 def paper_bleu(translations: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return BLEU, from 0 to 100, as in the paper's figure 7: <bos> and <eos> count as words, and are always right."""
+    """Return BLEU, from 0 to 100, as in the paper's figure 7: sentences include <bos> and <eos>, which always match."""
     return 100 * bleu_score(translations, [[reference] for reference in references])

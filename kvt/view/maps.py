@@ -60,15 +60,15 @@ class Layer(NamedTuple):
 
     name: str
     weights: Tensor  # the attention maps, (heads, N, M)
-    scores: Tensor | None  # the logits of a self-attention layer, (heads, N, N); None: no self-attention, or no logits
+    scores: Tensor | None  # unmasked logits of self-attention, (heads, N, N); None: cross-attention, or no logits
     labels: Labels
     overlay: tuple[Tensor, Tensor] | None = None  # a picture (H, W, C), and weights (heads, H', W') to draw over it
     looked_at: Tensor | None = None  # int64 (heads, N): for each row, the other position with the largest mean weight
-    symmetric: Tensor | None = None  # the share of W_Qᵀ W_K that is symmetric, (heads)
+    symmetric: Tensor | None = None  # the share of W_Qᵀ W_K that is symmetric, (heads); NaN: unknown
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Eigenvalues of the maps, complex (heads, N); None if causal, if `scores` is None, or if not `sums_to_one`."""
+        """Eigenvalues, complex (heads, N); None if maps are causal or not `sums_to_one`, or if `scores` is None."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -76,7 +76,7 @@ class Layer(NamedTuple):
 class Example(NamedTuple):
     """The attention of all layers for one example of the validation split, or for a prompt."""
 
-    number: int  # index of the example in the validation split
+    number: int  # index of the example in the validation split; for a prompt, only a label
     caption: str
     layers: Sequence[Layer]
 
@@ -150,7 +150,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for every head with `looked_at`: its cycles and, if known, symmetric share and eigenvalues.
+    """Return a line for each head with `looked_at`: cycles of i → looked_at[i]; if known, symmetry and eigenvalues.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -275,7 +275,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M) with column and, if `beside`, row labels; numbers replace missing or too many labels."""
+    """Draw a map (N, M), labelled below and, if `beside`, at the left; with numbers if it is large or lacks labels."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -289,7 +289,7 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the asymmetry of the scores, if any, and the mean entropy (or the mean sum, if not 1) of rows."""
+    """Return as text the asymmetry of `scores` unless None, and the rows' mean entropy, or mean sum if it is not 1."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"

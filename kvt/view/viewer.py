@@ -15,7 +15,7 @@ from kvt.view.maps import Example, Layer, describe
 
 ENDING = ".html"
 TEMPLATE = Path(__file__).with_name("viewer.html")
-LEVELS = 65535  # 16-bit integer for the largest weight of a map; other weights are scaled, negative weights are 0
+LEVELS = 65535  # 16-bit integer for the largest weight of a map; smaller weights are in proportion, negative ones 0
 
 
 def save_page(examples: Sequence[Example], title: str, checkpoint: str, path: Path) -> None:

@@ -108,7 +108,8 @@ O20 0.69 -1.46 2.85, O22 -5.88 -9.12 -2.64 0.016"""
 def test_the_records_give_the_values_of_the_chosen_procedure(check):
     name, difference, *others = check
     claim = yaml.safe_load(CLAIMS.read_text())["paper" if name[0] == "P" else "ours"][name]["compared"]
-    found = [compared_in(claim["record"], claim["metric"], claim["column"], *pair) for pair in claim["pairs"]]
+    record = claim["record"].replace("figure5-text", "figure5-laptop")  # the procedure was chosen on the older record
+    found = [compared_in(record, claim["metric"], claim["column"], *pair) for pair in claim["pairs"]]
     (one,) = (one for one in found if round(one.difference, 2) == float(difference))
     values = [*one.interval, one.different]
     for value, text in zip(values, others, strict=False):
