@@ -1,4 +1,4 @@
-"""Tasks on lists of digits: reverse, sort, swap, sub and copy (Borji 2023, §3.1), shift and permute.
+"""Tasks on lists of digits, which `TASKS` lists: those of Borji 2023, §3.1, shift and permute.
 
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> data.setup("fit")

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from kvt.attention import KV, QKV, SCORES, KVCache
-from tests.helpers.layers import SMALL, VARIANTS, cases, kinds_of_mask
+from tests.helpers.layers import SMALL, WITH_LOGITS, cases, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
-WITH_LOGITS = [(name, pos) for name, pos in VARIANTS if name != "identity"]
 
 
 def keys_of(query, keys, allowed):
@@ -34,7 +33,7 @@ def literal(layer, x, mask=None, causal=False):
             (torch.tensor(kept, dtype=torch.long),), logits[tuple(place)][kept].softmax(0)
         )
         maps = maps.index_put(tuple(map(torch.tensor, place)), row)
-    return maps, layer.merge(maps @ v, 0)
+    return maps, layer.merge(maps @ v, 0, x)
 
 
 class HalvedLogits(QKV):

@@ -36,6 +36,13 @@ def test_the_output_is_the_map_times_the_values(cls, setting):
     assert_close(output, layer.merge(product(maps[0].weights, v), 0))
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_query_without_any_key_gets_zeros(cls):
+    weights = cls(8, 2).weights(torch.randn(2, 7, 8), mask=MASK & (torch.arange(7) != 3).unsqueeze(-1))
+    assert torch.equal(weights[:, :, 3], torch.zeros(2, 2, 7))
+    assert weights.isfinite().all()
+
+
 def test_a_gate_scales_every_channel_before_the_output_projection():
     torch.manual_seed(0)
     gated, x = NAMES["Gated"](8, 2), torch.randn(2, 7, 8)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from kvt.attention import KV, SCORES, Attention, KVCache
 from kvt.attention.kernels import allowed_pairs, leave_out
 from kvt.system import UserError
-from tests.helpers.layers import VARIANTS, cases, gradients, kinds_of_mask
+from tests.helpers.layers import VARIANTS, WITH_LOGITS, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
 exact = {"atol": 1e-12, "rtol": 0}
@@ -89,7 +89,7 @@ def test_the_last_query_stands_at_the_last_key_however_many_there_are(name, scor
     assert_close(gradients(output, x, context), gradients(formula, x, context))
 
 
-@pytest.mark.parametrize(("name", "pos"), [variant for variant in VARIANTS if variant[0] != "identity"])
+@pytest.mark.parametrize(("name", "pos"), WITH_LOGITS)
 @settings(max_examples=8)
 @given(
     case=cases(), score=scores, kind=kinds_of_mask, of_pairs=st.booleans(), attend_self=st.booleans(), data=st.data()
@@ -108,7 +108,7 @@ def test_a_bias_is_added_to_the_logits(name, pos, case, score, kind, of_pairs, a
     weights = torch.where(allowed.any(-1, keepdim=True), exponential, 0)
     assert_close(layer.weights(x, bias=bias, **masks), weights)
     values = layer.rotate(*layer.project(x), start=0)[2].repeat_interleave(case.group, 1)
-    assert_close(layer(x, bias=bias, **masks), layer.merge(weights @ values, start=0))
+    assert_close(layer(x, bias=bias, **masks), layer.merge(weights @ values, start=0, x=x))
 
 
 @pytest.mark.parametrize("call", [Attention.forward, Attention.weights])

@@ -30,6 +30,8 @@ def make(attn, **attn_kwargs):
     return lambda: AttentionFactory(attn, attn_kwargs, heads=2, max_len=8)(8)
 
 
+WITHOUT_CONTEXT = [name for name, attention in ATTENTION.items() if attention.projections[0] != "q"]
+WITHOUT_CONTEXT += ["q-kv-deepseek", "q-kv-gemma", "qkv+pos"]
 MISTAKES = [
     (lambda: QKV(8, 3), ["heads=3", "dim=8"]),
     (lambda: QKV(8, 4, kv_heads=3), ["kv_heads=3"]),
@@ -60,7 +62,7 @@ MISTAKES = [
     (lambda: Mean(8, 2).weights(X), ["Mean overrides attend", "attention_weights"]),
     (lambda: LAYER(X[..., :7]), ["x", "(3, 5, 7)"]),
     (lambda: LAYER(X, X[..., :7]), ["context", "(3, 5, 7)"]),
-    *((lambda name=name: make(name)()(X, X), ["QKV"]) for name in sorted({*ATTENTION} - {"qkv", "q-kv", "mla"})),
+    *((lambda name=name: make(name)()(X, X), ["QKV"]) for name in WITHOUT_CONTEXT),
 ]
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import ATTENTION, AttentionFactory, asymmetry, symmetric_share
+from kvt.attention import AttentionFactory, asymmetry, symmetric_share
 from kvt.attention.rotary import Rotary
 from kvt.models.embedding import attention_settings
-from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, cases, kinds_of_mask
+from tests.helpers.layers import POSITIONED, SMALL, VARIANTS, WITH_LOGITS, cases, kinds_of_mask
 
-RELATIVE = [name for name in ATTENTION if name not in POSITIONED and name != "identity"]
+RELATIVE = [name for name, pos in WITH_LOGITS if name not in POSITIONED]
 starts, bases = st.integers(0, 5000), st.sampled_from([10.0, 10_000.0, 1e6])
 rotated = partial(cases, head_dims=st.sampled_from([4, 8]))
 
@@ -58,11 +58,11 @@ def test_queries_and_keys_are_rotated_and_values_are_not(name, case, share, caus
 @settings(max_examples=8)
 @given(case=cases(), start=starts)
 def test_only_the_distance_of_two_tokens_counts(name, case, start):
-    layer = case.layer(name, rope=1.0)
-    roles, outputs = layer.project(case.input()), []
+    layer, x = case.layer(name, rope=1.0), case.input()
+    roles, outputs = layer.project(x), []
     for first in (0, start):
         q, k, v = map(layer._repeat_groups, layer.rotate(*roles, first))
-        outputs.append((layer.logits(q, k), layer.merge(layer.attend(q, k, v, None, True), first)))
+        outputs.append((layer.logits(q, k), layer.merge(layer.attend(q, k, v, None, True), first, x)))
     assert_close(*outputs)
 
 

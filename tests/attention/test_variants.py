@@ -66,7 +66,7 @@ def test_a_variant_with_a_query_attends_to_a_context_of_any_length(name, case, s
 def test_the_kernels_equal_the_reference(name, pos, case, score, kind, rope):
     layer, x, masks = case.layer(name, score=score, pos=pos, rope=rope), case.input(), case.mask(kind)
     values = layer.rotate(*layer.project(x), start=0)[2].repeat_interleave(case.group, 1)
-    assert_close(layer(x, **masks), layer.merge(layer.weights(x, **masks) @ values, start=0))
+    assert_close(layer(x, **masks), layer.merge(layer.weights(x, **masks) @ values, start=0, x=x))
 
 
 @settings(max_examples=10)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kvt.attention import ATTENTION, AttentionFactory, KPos, QKVPos
+from kvt.attention import ATTENTION, Attention, AttentionFactory, KPos, QKVPos
 from kvt.attention.latent import PRODUCTS
 from kvt.attention.literal import LiteralKVPos, LiteralMap  # noqa: F401 (named in POSITIONED)
 
@@ -26,6 +26,7 @@ POSITIONED = {f"{name}+pos": f"{__name__}.Literal{name.upper()}Pos" for name in 
 """Each variant with positions, and the class that computes the paper's formula for it literally."""
 VARIANTS = [(name, "sinusoid") for name in ATTENTION] + [(name, "learned") for name in POSITIONED]
 MASKS = ["none", "causal", "padded", "causal+padded", "arbitrary"]
+WITH_LOGITS = [pair for pair in VARIANTS if ATTENTION[pair[0]].attention_weights is Attention.attention_weights]
 kinds_of_mask = st.sampled_from(MASKS)
 
 
@@ -54,7 +55,7 @@ class Case:
         setting = {"heads": self.heads, "kv_heads": self.kv_heads, "max_len": MAX_LEN, **setting}
         if name == "mla" and setting.get("score") not in PRODUCTS:
             setting.pop("score", None)
-        if name == "identity":
+        if (name, "sinusoid") not in WITH_LOGITS and name in ATTENTION:
             setting.pop("attend_self", None)
         return AttentionFactory(name, **setting)(self.dim).double()
 

@@ -20,8 +20,7 @@ def parser(cls) -> ArgumentParser:
 @pytest.mark.parametrize("cls", known_classes().values())
 def test_every_argument_has_a_help_text(cls):
     """Its own, or that of a base class."""
-    texts = {action.dest: action.help for action in parser(cls)._actions}
-    assert all(texts.values()), texts
+    assert [action.dest for action in parser(cls)._actions if not action.help] == []
 
 
 @pytest.mark.parametrize("name", TASKS)
