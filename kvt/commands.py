@@ -306,7 +306,7 @@ def study_run(
 ) -> None:
     """Train the runs of a grid that are not done yet.
 
-    You may stop the command at any time. The same command resumes killed runs from their last checkpoints, and does
+    You may stop the command at any time. The same command resumes unfinished runs from their last checkpoints, and does
     not train failed runs again. Several commands, on one or several machines, may share a folder and its runs.
 
     Args:
@@ -324,7 +324,7 @@ def study_run(
         list: print each run and its state, without training.
         print_grid: print the YAML file of the grid, to edit it as a grid of your own.
         only: train only the runs with these settings, such as --only task=sort dim=64. Here task and seed are settings.
-        set_: replace axes of the grid in all its tasks, such as --set norm=post lr=[1e-3,1e-4].
+        set_: replace or add axes in all tasks of the grid, such as --set norm=post lr=[1e-3,1e-4].
         from_: records, or folders of runs. The command does not train runs whose results are in these folders.
     """
     if print_grid:

@@ -185,11 +185,11 @@ def lists() -> Told:
     values = [reverse["kv+pos"], of_reverse, reverse["kv"], reverse["qkv"]]
     yield "KV+Pos solves reverse in {} of {} runs, KV in {} and QKV in {}", values
     pairs = line("table2-sorting", "sort", "kv").pairs
-    text = "KV is {} points below QKV [{}, {}], in {} pairs of six settings. This difference is significant"
+    text = "KV is on average {} points below QKV [{}, {}], in {} pairs of six settings. This difference is significant"
     yield text, [*behind("table2-sorting", "sort", "kv"), pairs]
     assert verdicts("table2-sorting", "sort") == ["", "worse"]
     sub = [published("table2-laptop", name, "sub") for name in ("qkv", "kv+pos", "kv")]
-    yield 'So the {} to {} of "sub" belong to swap', [min(sub), max(sub)]
+    yield 'So the {} to {} of "sub" are accuracies of swap', [min(sub), max(sub)]
 
 
 def at_one_rate(attention: str) -> pd.DataFrame:

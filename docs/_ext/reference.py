@@ -62,21 +62,21 @@ def settings() -> Iterator[str]:
         config = RunConfig.from_name(name)
         families.setdefault((config.model["class_path"], config.data["class_path"]), {})[name] = config
     for (model, data), configs in families.items():
-        actions = settings_parser(**next(iter(configs.values())).classes)._actions
+        actions = settings_parser(next(iter(configs.values())).classes)._actions
         yield f"## {', '.join(configs)}"
         yield f"### `{model}` (`model`)\n\n{definitions(actions, 'model', configs)}"
         yield f"### `{data}` (`data`)\n\n{definitions(actions, 'data', configs)}"
-    yield "## Of every run\n\n" + definitions(actions, None, {})
+    yield "## Of every run\n\n" + definitions(actions, "", {})
     said = "Lightning's settings and help, with kvt's defaults. The YAML of a task may say otherwise: how many epochs."
     yield f"## The Trainer (`trainer`)\n\n{said}\n\n{definitions(actions, 'trainer', {})}"
 
 
-def definitions(actions: Iterable[Action], section: str | None, configs: dict[str, RunConfig]) -> str:
-    """Return the settings of a section, None for those of no section; with the values of the configurations."""
+def definitions(actions: Iterable[Action], section: str, configs: dict[str, RunConfig]) -> str:
+    """Return the settings of a section ("": of no section), with the values of the configurations."""
     found = []
     for action in actions:
         place, dot, name = action.dest.partition(".")
-        if action.dest in NO_SETTINGS or (place if dot else None) != section or "." in name:
+        if action.dest in NO_SETTINGS or (place if dot else "") != section or "." in name:
             continue
         tasks: dict[str, list[str]] = {}  # by the value in their YAML
         for task, config in configs.items():

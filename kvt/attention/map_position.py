@@ -34,7 +34,7 @@ class SinusoidalMap(nn.Module):
         return (weight[:, self.row_channels :] @ columns).unsqueeze(1)
 
     def cancelled(self, weight: Tensor, num_queries: int, num_keys: int) -> Tensor:
-        """Return the row part of w · P_ij, which `forward` omits, for the last N of the M rows: (maps, N, 1)."""
+        """Return the row part of w · P_ij, which `forward` omits, for the last N of M positions: (maps, N, 1)."""
         rows: Tensor = self.get_buffer("rows")[num_keys - num_queries : num_keys]
         return (weight[:, : self.row_channels] @ rows.T.to(weight.dtype)).unsqueeze(-1)
 

@@ -75,7 +75,7 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Return results of the tasks shift and permute with added columns: cycle (tokens of a cycle), depth and heads."""
+    """Return results of the tasks shift and permute with columns for the length of the cycles, depth and heads."""
     runs = {run.name: run for run in grid.runs}
     of_rows = [runs[name] for name in results.name]
     return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})

@@ -21,7 +21,7 @@ def xavier_attention(model: nn.Module) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """Initialise linear weights and embeddings from U(±√(6 / (rows + columns))), as the paper's authors do."""
+    """Initialise linear weights and embeddings from U(±√(6 / (rows + columns))), as Borji's code does."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.xavier_uniform_(module.weight)

@@ -34,7 +34,7 @@ class Losses(NamedTuple):
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
-    """Return the cross-entropy in at least float32, a mean over the targets that count, and further measurements.
+    """Return the mean cross-entropy over the targets that count, in at least float32, and the other measures.
 
     With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
     every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, and

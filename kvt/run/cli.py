@@ -218,5 +218,5 @@ def without_defaults(named: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy number or array as a Python number or list, and any other object as text."""
+    """Return an object with `tolist`, such as a NumPy array, as a number or list, and any other object as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -150,9 +150,10 @@ def train(
 def _result(
     cli: KvtCLI, trainer: L.Trainer, run: RunCallback, best: Best | None, started: datetime, test: bool
 ) -> Result:
-    """Test a run that has ended, unless `test` is false, it has diverged, or there is no test split; write its result.
+    """Test a run that has ended, and write its result. Return the result.
 
-    Return the result, which is empty in all processes but the first.
+    There is no test if `test` is false, the run has diverged, or there is no test split. The result is empty in all
+    processes but the first.
     """
     task, data = cli.model, cli.datamodule
     saved = Checkpoint(best.best_model_path) if best and best.best_model_path else None

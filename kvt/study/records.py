@@ -177,7 +177,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Return a history with at most `POINTS` of the rows with training metrics alone, and all other rows."""
+    """Thin out the rows of a history that have only training metrics, to at most `POINTS`; keep all other rows."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat([history[measured], thinned(history[~measured], POINTS)]).sort_index()

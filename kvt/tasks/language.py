@@ -472,7 +472,7 @@ class LanguageTask(BlockTask, Classification):
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return a dict of texts, one per window: its tokens, the targets, and the likeliest tokens at the targets."""
+        """Return lists with a text for each window: the tokens, the targets, the likeliest tokens at the targets."""
         inputs, targets = batch[:2]
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)

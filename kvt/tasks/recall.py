@@ -405,7 +405,7 @@ class RecallTask(BlockTask, Classification):
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return a dict of texts, one per sequence: its symbols, the right answers in order, the model's answers."""
+        """Return lists with a text for each sequence: the symbols, the right answers in order, the model's answers."""
         symbols, answers, _ = batch
         asked, predicted = answers != IGNORE, self(symbols).argmax(-1)
         rows = {"symbols": (symbols, symbols >= 0), "target": (answers, asked), "prediction": (predicted, asked)}

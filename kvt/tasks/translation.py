@@ -399,7 +399,7 @@ class TranslationTask(BlockTask):
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return source words for the encoder, target words for the decoder, (target, source) for cross-attention."""
+        """Return labels of rows and columns: source or target words; in cross-attention, target and source words."""
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
         if not layer.startswith("decoder"):
