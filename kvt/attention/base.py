@@ -205,7 +205,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Override this to set initial weights that depend on other weights; called after the others are set."""
+        """Set initial weights that depend on others, after all others are set. The base class does nothing here."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
@@ -266,7 +266,7 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Use the cache, if any; return q, (B, heads, N, head_dim), and all k and v, (B, kv_heads, M, head_dim)."""
+        """Return q, (B, heads, N, head_dim), and k and v with those of `cache`, if any, (B, kv_heads, M, head_dim)."""
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")
@@ -283,7 +283,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Join `mask` and `bias`: numbers to add to logits if the variant adds a given bias; else booleans or None."""
+        """Combine `mask` and `bias`: numbers to add to logits if the variant uses these, else booleans or None."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

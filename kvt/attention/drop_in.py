@@ -46,7 +46,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError. In evaluation, a TransformerEncoder older than `self_attn` reads this for padded input."""
+        """Raise UserError. A TransformerEncoder made before `self_attn` was replaced reads this for padded input."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 

@@ -108,7 +108,7 @@ def allowed_pairs(
 
 
 def own_pairs(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return a mask, (N, M), True where query and key belong to one token. Queries have the last N of M positions."""
+    """Return a mask, (N, M), True where query and key are of the same token. Queries have the last N of M positions."""
     last = num_keys - num_queries
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(last).triu(last)
 

@@ -278,7 +278,7 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position in `tokens` from which on the tokens have about a fraction `share` of the text's bytes."""
+    """Return the position in `tokens` after which about a fraction `share` of the text's bytes remains."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part

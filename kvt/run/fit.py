@@ -246,7 +246,8 @@ def make_trainer(
             one.log_hyperparams(results.hyperparameters(cli))
     settings = {**cli.config_init.trainer, "logger": loggers, "default_root_dir": str(root), **changes}
     settings["profiler"] = settings["profiler"] or NoProfiler()
-    own, limit, settings["max_time"] = settings["callbacks"] or [], settings["max_time"], None
+    own, limit = settings["callbacks"] or [], settings["max_time"]
+    settings["max_time"] = None
     # the timer comes before `RunCallback`, which adds a final validation when the timer has stopped the run
     asked = [*([] if limit is None else [theirs.Timer(limit)]), *(own if isinstance(own, list) else [own]), *callbacks]
     if settings["enable_progress_bar"] is not False and not any(isinstance(one, theirs.ProgressBar) for one in asked):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from kvt.attention import QKV, SCORES, AttentionFactory, KVCache
+from kvt.attention import ATTENTION, QKV, SCORES, AttentionFactory, KVCache
 from kvt.bench import allocations
-from tests.helpers.layers import MAX_LEN, VARIANTS, WITH_LOGITS, cases, gradients, kinds_of_mask
+from tests.helpers.layers import MAX_LEN, VARIANTS, cases, gradients, kinds_of_mask
 
 pytestmark = pytest.mark.usefixtures("kernel")
 grouped = cases(groups=st.sampled_from([2, 4]))
@@ -72,7 +72,7 @@ def test_a_group_reads_a_cache_as_its_heads_would(name, pos, case, score, per_he
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("score", ["scaled_dot", "bilinear"])
-@pytest.mark.parametrize("name", [name for name, pos in WITH_LOGITS if pos == "sinusoid"])
+@pytest.mark.parametrize("name", ATTENTION)
 def test_a_decoded_token_copies_no_cache(name, score, kv_heads):
     n, d = 1024, 512
     asked = {"kv_heads": kv_heads} | ({} if name == "mla" else {"score": score})

@@ -26,7 +26,8 @@ POSITIONED = {f"{name}+pos": f"{__name__}.Literal{name.upper()}Pos" for name in 
 """Each variant with positions, and the class that computes the paper's formula for it literally."""
 VARIANTS = [(name, "sinusoid") for name in ATTENTION] + [(name, "learned") for name in POSITIONED]
 MASKS = ["none", "causal", "padded", "causal+padded", "arbitrary"]
-WITH_LOGITS = [pair for pair in VARIANTS if ATTENTION[pair[0]].attention_weights is Attention.attention_weights]
+WITHOUT_LOGITS = {n for n, cls in ATTENTION.items() if cls.attention_weights is not Attention.attention_weights}
+WITH_LOGITS = [(name, pos) for name, pos in VARIANTS if name not in WITHOUT_LOGITS]
 kinds_of_mask = st.sampled_from(MASKS)
 
 
@@ -55,7 +56,7 @@ class Case:
         setting = {"heads": self.heads, "kv_heads": self.kv_heads, "max_len": MAX_LEN, **setting}
         if name == "mla" and setting.get("score") not in PRODUCTS:
             setting.pop("score", None)
-        if (name, "sinusoid") not in WITH_LOGITS and name in ATTENTION:
+        if name in WITHOUT_LOGITS:
             setting.pop("attend_self", None)
         return AttentionFactory(name, **setting)(self.dim).double()
 
