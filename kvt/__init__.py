@@ -33,5 +33,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all names, including public names that are not imported yet, for `dir`, `help` and tab completion."""
+    """Return all names, including public names that are not imported yet."""
     return sorted({*globals(), *__all__})

@@ -32,7 +32,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from print
 SAMPLE_SECONDS = 0.01  # least duration of a sample; a single call can be too short for the clock
 ALL, LENGTHS, WIDTHS = [*ATTENTION], [16, 64, 256], [64, 256]
 HEADS_AND_ONE: list[int] = []
-Samples = list[float]  # the seconds that one call takes, one number per round
+Samples = list[float]  # seconds per call, one number for each round
 Row = dict[str, Any]
 LAYER = ("attention", "heads", "kv_heads")
 COLUMNS = ["parameters", "paper_parameters", "forward_flops_per_example", "paper_multiply_adds_per_example"]
@@ -110,7 +110,7 @@ def _variant(words: str, kv_heads: int) -> tuple[str, int | None]:
 
 
 def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int) -> list[Row]:
-    """Measure a layer of each variant (see `_variant`); return a dict for each variant: `size` and the measurements."""
+    """Measure a layer of each variant (see `_variant`); return a row for each, with `size` and the measurements."""
     x = torch.randn(size["batch"], size["n"], size["d"], device=size["device"], requires_grad=True)
     rows: list[Row] = []
     calls: dict[tuple[int, str], Callable[[], object]] = {}
@@ -136,10 +136,10 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return, for each function, a list with the seconds that one call takes in each round.
+    """Return the seconds per call of each function, a list with one number for each round.
 
-    In a round, each function is called repeatedly for at least `SAMPLE_SECONDS`; the median counts. Each round
-    times all functions, so that a slowdown of the machine affects all functions.
+    In a round, each function is called repeatedly for at least `SAMPLE_SECONDS`, and the median time is kept. Functions
+    are timed in turns, so that a slowdown of the machine affects all.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns if there is CUDA, but no GPU
     from torch.utils.benchmark import Timer
@@ -171,14 +171,14 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Return the FLOPs of the matrix products in a call without fused attention kernels, two per multiply-add."""
+    """Call a function without fused attention kernels; return the FLOPs of matrix products, two per multiply-add."""
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
 
 
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
-    """Return parameters and multiply-adds of the logits by the paper's Table 1, for n tokens of width d.
+    """Return parameters and multiply-adds for the logits of n tokens of width d, by the paper's Table 1.
 
     `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd². `kv+pos`, with m positional channels, has
     d² + m and nd² + n²m. The formulas omit the product of query and key, the value, and the output. Other
@@ -202,7 +202,7 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 
 
 def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
-    """Return the peak memory of a call in bytes, without the memory that was allocated before the call."""
+    """Return by how many bytes a call raises the allocated memory at its peak."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -235,7 +235,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def machine(device: str) -> str:
-    """Describe the device (GPU, or processor with threads and float32 precision) and torch's version in one line."""
+    """Describe the device and torch's version in one line."""
     found = environment()
     cpu = "{processor}, threads: {threads}, float32 products: {float32_matmul}".format(**found["machine"])
     return f"{found['machine']['gpus'][0] if device == 'cuda' else cpu}, torch {found['packages']['torch']}"

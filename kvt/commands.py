@@ -631,9 +631,8 @@ def execute(name: str, words: Sequence[str]) -> None:
 def command_parser(name: str) -> tuple[Callable[..., None], ArgumentParser]:
     """Return the function of the command `name` of `COMMANDS`, and the parser of its flags.
 
-    Each parameter of the function is a flag, except one like `*grids`, which gets the values without a flag. The flag
-    of a list takes several values, the flag of a bool takes none. The parameters `from_` and `set_` have the flags
-    --from and --set.
+    Each parameter of the function is a flag, except one like `*grids`, which gets the values without a flag. The
+    parameters `from_` and `set_` have the flags --from and --set.
     """
     function: Callable[..., None] = resolve_name(COMMANDS[name][0])
     said = parse(function.__doc__ or "")

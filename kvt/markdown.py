@@ -1,4 +1,4 @@
-"""`Markdown`, a string that escapes other strings when it includes them. kvt's CSV and JSON files have no escapes."""
+"""`Markdown`, a string that escapes other strings when it includes them."""
 
 import html
 import re

@@ -192,7 +192,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write bytes, or text as UTF-8, to a temporary file, and rename it to `path` (see `atomically`)."""
+    """Write bytes, or text as UTF-8, to `path` by `atomically`."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -208,7 +208,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 def find_yaml(named: str, folder: Path) -> Path:
     """Return the path that the user names, or kvt's file with this name: cifar10 stands for configs/cifar10.yaml.
 
-    The user's file takes precedence. If neither file exists, the path that the user named is returned.
+    The user's file takes precedence.
     """
     path, packaged = Path(named).expanduser(), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
@@ -231,7 +231,7 @@ def parse_yaml(text: str | bytes, name: str) -> Any:
 
 
 def parse_settings(words: Iterable[str], flag: str) -> dict[str, Any]:
-    """Return a dict from words such as kv_heads=1, whose values are YAML; UserError with `flag` for other words."""
+    """Return a dict from words such as kv_heads=1, whose values are YAML; raise UserError for any other word."""
     settings = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -253,7 +253,7 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
-    """Context manager: set the handler of those signals in `numbers` that are not ignored; restore it at the end.
+    """Context manager: handle those signals in `numbers` that are not ignored; at the end, restore the old handlers.
 
     In any thread but the main thread, the handlers do not change, because Python forbids it. With SIG_IGN as `handler`,
     processes that start inside the context ignore the signals, too.
@@ -269,7 +269,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write a note to stderr in the first process of a machine. Signal handlers may call it, as it uses no buffer."""
+    """Write text to stderr, only in each machine's first process. Unbuffered, so that signal handlers may call it."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())
@@ -286,9 +286,11 @@ def table(summary: Mapping[str, Any]) -> str:
     >>> print(table({"test/acc": 0.98765, "parameters": 12345}))
     test/acc    0.9877
     parameters  12,345
+    >>> table({})
+    ''
     """
     rows = {printable(name): printable(_readable(value)) for name, value in summary.items()}
-    width = max(map(len, rows))
+    width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
@@ -318,7 +320,7 @@ def run(command: Callable[[], object]) -> None:
 
 
 def silence_libraries() -> None:
-    """Silence Lightning's messages below WARNING and `IGNORED_WARNINGS`; give tqdm a lock that starts no process."""
+    """Hide `IGNORED_WARNINGS` and Lightning's messages below WARNING, except messages that a flag requests."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("callbacks.model_summary", "profilers.profiler"):  # the user requests this output by a flag

@@ -1,4 +1,4 @@
-"""Tunes torch and malloc for this machine, and describes hardware, packages and commit for result.json."""
+"""Tunes torch and malloc for this machine, and describes hardware, packages and commit."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ fast_products = False
 
 
 def tune() -> None:
-    """Tune malloc, and disable cuDNN attention; without a GPU, tune float32 products, and avoid searches for GPUs."""
+    """Set options of torch and of glibc's malloc for speed, and disable cuDNN's attention for correct gradients."""
     global fast_products
     has_gpu = torch.cuda.is_available()
     # "medium" selects oneDNN. With AVX-512, oneDNN is about twice as fast as the default; with only AVX2 it is no
@@ -83,7 +83,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return a dict: versions of Python and packages, git commit (None if unknown), machine with settings of torch."""
+    """Return a description of software and machine for JSON files; "commit" is None if unknown."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},

@@ -246,11 +246,11 @@ def recall() -> Told:
         [len(narrow[1]), qkv.sum(), len(qkv)],
     )
     failed = at_one_rate("qkv")["test/acc"] < NEARLY
-    yield "at the better learning rate. Counting both rates, {} of {} runs of QKV fail", [failed.sum(), len(failed)]
+    yield "at the better learning rate. Over both rates, {} of {} runs of QKV fail", [failed.sum(), len(failed)]
     assert not narrow[1].any()
     yield "has an accuracy of {} with 4 pairs and {} with 8", [1 / 4, 1 / 8]
     loss = 100 * (mean("recall-laptop", "qkv") - mean("recall-laptop", "q-kv"))
-    yield "a key that is also the value costs {} points in the mean", [loss]
+    yield "In the mean over the columns, Q≠K=V is {} points behind QKV", [loss]
     table = open_record("lengths-laptop").table("test/acc")
     yield "chance is {})", [min(table.chance.values())]
     for name in ("qkv", "kv+pos", "kv+phase", "kv"):
@@ -382,7 +382,7 @@ def lacks() -> Told:
     shifts = [mean("shift-laptop", WITHOUT_SELF, by=by) for by in (1, 2, 4, 8)]
     laws = [level(16, by) for by in (1, 2, 4)]
     yield (
-        "{}, {} and {} with cycles of 16, 8 and 4 (the law has {}, {} and {}), {} with pairs",
+        "{}, {} and {} with cycles of 16, 8 and 4 (the law has {}, {} and {}), {} with cycles of 2",
         [*shifts[:3], *laws, shifts[3]],
     )
     windows = [f"{n}, lr 1e-3" for n in (16, 32, 64, 128)]

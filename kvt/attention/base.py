@@ -21,7 +21,7 @@ from kvt.attention.rotary import Rotary
 from kvt.attention.scores import SCORES, DotScore
 from kvt.system import UserError, require_choice, require_positive, require_probability
 
-ATTENTION: dict[str, type["Attention"]] = {}  # from names that `--attn` accepts to classes
+ATTENTION: dict[str, type["Attention"]] = {}  # classes by their names in `--attn`
 
 
 class Attention(nn.Module):
@@ -30,7 +30,7 @@ class Attention(nn.Module):
     Each head computes  softmax(gain · score(Q, K) + bias) V,  by default with gain 1 and bias 0 (`gain_and_bias`). The
     outputs of all heads are concatenated and projected (Borji 2023, eq. 1 and 2). The three letters of `projections`
     name the layers that compute query, key and value: "qkv" is the usual attention; with "kkv", the key projection also
-    computes the queries. A shared projection is a single module, which is called once per forward pass.
+    computes the queries.
 
     A subclass, called a variant, may set `projections`, and may override methods such as `query`, `project`, `rotate`,
     `gain_and_bias`, `logits`, `attention_weights`, `attend` and `merge`.
@@ -44,11 +44,10 @@ class Attention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
-        rope: fraction of a head's channels that rotary position embeddings (`Rotary`) rotate in queries and keys. In
-            cross-attention, no channels are rotated. The number of rotated channels must be even.
-        rope_base: base of the rotation frequencies; with a greater base, all pairs but the first rotate more slowly.
+        rope: fraction of a head's channels to rotate in queries and keys of self-attention, `share` of `Rotary`.
+        rope_base: base of the rotation frequencies, `base` of `Rotary`.
         attend_self: False means that in self-attention, a token attends to itself only if it may attend to no other
-            token (Kitaev et al. 2020, "Reformer"). A class that overrides `attention_weights` does not support False.
+            token (Kitaev et al. 2020, "Reformer"). False raises UserError if `attention_weights` is overridden.
     """
 
     projections: ClassVar[str] = "qkv"
@@ -180,8 +179,7 @@ class Attention(nn.Module):
         """Return the product of attention map and values, (B, heads, N, head_dim), with dropout of the map in training.
 
         Keys and values are (B, kv_heads, M, head_dim). `mask` is None, boolean, or, if the class overrides neither
-        `attend` nor `attention_weights`, numbers to add to the logits. If the class overrides neither `logits` nor
-        `attention_weights`, and the score is a `DotScore` without hooks, `dot_product_attention` computes the result.
+        `attend` nor `attention_weights`, numbers to add to the logits.
         """
         p = self.dropout if self.training else 0.0
         own_logits = not self.has_logits or type(self).logits is not Attention.logits
@@ -205,7 +203,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Set initial weights that depend on others, after all others are set. The base class does nothing here."""
+        """Set the initial weights that depend on other weights, which are set already. By default, there are none."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
@@ -216,7 +214,7 @@ class Attention(nn.Module):
         return None, None
 
     def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
-        """Return an empty cache for at most `max_len` tokens, to pass to `forward`; `KVCache` documents `slides`."""
+        """Return an empty cache to pass to `forward`; see `KVCache`."""
         return KVCache(max_len, slides)
 
     def weights(
@@ -283,7 +281,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine `mask` and `bias`: numbers to add to logits if the variant uses these, else booleans or None."""
+        """Combine `mask` and `bias`: numbers if the variant adds `bias` to logits, otherwise booleans or None."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

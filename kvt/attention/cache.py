@@ -58,7 +58,7 @@ class KVCache:
 
 
 class OnePass(KVCache):
-    """Keys and values of one forward pass, with gradients, for higher layers that attend to these keys and values."""
+    """Keys and values of one forward pass, with gradients, for the other layers of a group (see `Encoder`)."""
 
     def __init__(self) -> None:
         super().__init__(max_len=0)

@@ -40,5 +40,5 @@ def convert_layer(source: Attention, target: Attention, how: str) -> None:
 
 def _of_heads(weight: Tensor, layer: Attention) -> Tensor:
     """Split a weight into heads, (heads, head_dim, …); a key or value head is repeated for each of its query heads."""
-    rows = weight.unflatten(0, (-1, layer.head_dim))  # (heads or kv_heads, head_dim, …)
+    rows = weight.unflatten(0, (-1, layer.head_dim))
     return rows.repeat_interleave(layer.heads // len(rows), 0)

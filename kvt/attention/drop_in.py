@@ -56,8 +56,8 @@ class MultiheadAttention(nn.Module):
 
         With "qkv" and no `settings`, both layers compute the same outputs. The weights of a projection that the
         attention lacks are dropped: "kv" drops the query projection. Raises UserError for a `layer` with `add_bias_kv`,
-        `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and for an attention with a projection that does
-        not return `embed_dim` channels of queries, keys or values, such as "mla" or one with `kv_heads` < `num_heads`.
+        `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and for an attention with a projection of another
+        size or role, such as "mla" or one with `kv_heads` < `num_heads`.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias
@@ -87,8 +87,9 @@ class MultiheadAttention(nn.Module):
 
         The weights, without dropout, are (B, N, M), averaged over heads, or (B, heads, N, M) if `average_attn_weights`
         is False. They are None if `need_weights` is False, or if the attention class is not derived from `Attention`.
-        If `query` and `key` are the same tensor, the layer computes self-attention; otherwise, it computes
-        cross-attention without `rope` and `attend_self`, if the attention accepts a context. `value` must be `key`.
+        If `query` and `key` are the same tensor, the layer computes self-attention. Otherwise, it computes
+        cross-attention, which ignores `rope` and `attend_self`; the attention must then accept a context. `value` must
+        be `key`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend. A
         floating-point mask acts as `bias` of `Attention.forward`. With `is_causal`, `attn_mask` is ignored if N = M,

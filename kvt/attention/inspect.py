@@ -15,7 +15,7 @@ class AttentionMap(NamedTuple):
 
     layer: str  # name of the layer in the model
     weights: Tensor  # the attention maps, (B, heads, N, M)
-    scores: Tensor | None  # unmasked logits, (B, heads, N, M); None in cross-attention or if `has_logits` is False
+    scores: Tensor | None  # unmasked logits, (B, heads, N, M); None in cross-attention or if the layer lacks logits
 
 
 @contextmanager

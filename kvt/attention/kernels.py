@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # on CPUs, explicit maps are fastest up to so many tokens; key: `tune.fast_products`
+SMALL_MAP = {False: 96, True: 256}  # tokens up to which explicit maps are fastest on CPUs; key: `tune.fast_products`
 ONE_QUERY = 4096  # with one query, a CPU's fused kernel is faster up to this many entries of the attention maps
 _explicit = False
 
 
 @contextmanager
 def explicit_maps() -> Iterator[None]:
-    """Context manager that replaces fused kernels by explicit attention maps, to count the operations of the formula.
+    """Context manager that replaces fused kernels by explicit attention maps, whose operations can be counted.
 
     Attention with a bias of shape (…, N, M), N > 1, still calls a fused kernel.
     """
@@ -36,10 +36,9 @@ def explicit_maps() -> Iterator[None]:
 
 
 class Dropout(nn.Dropout):
-    """Dropout that returns x · mask / (1 − p) in training, where a mask entry is 0 with probability p, otherwise 1.
+    """Dropout that is three times as fast as torch's on a CPU: a random number of 64 bits gives four mask entries.
 
-    On a CPU, each random number of 64 bits gives four mask entries, and p is rounded to a multiple of 2⁻¹⁶ below 1.
-    This is three times as fast as torch's dropout.
+    On a CPU, p is rounded to a multiple of 2⁻¹⁶ below 1.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split an additive mask into a boolean mask and finite numbers to add; return (mask, None) for other masks."""
+    """Split an additive mask into booleans, False at −inf, and a finite additive mask; others become (mask, None)."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -158,7 +157,7 @@ def dot_product_attention(
     Queries are (B, heads, N, D), keys and values (B, kv_heads, M, D). `mask` is boolean, or numbers that are added to
     the logits. With `causal`, a query attends only to its own token and to earlier tokens. If `attend_self` is False,
     the query's own token is excluded, as in `without_self`. `gain` is broadcastable to (B, heads, 1, 1), and `bias` to
-    (B, heads, N, M). A bias of shape (…, 1, M) has one number for each key. None means a gain of 1, or a bias of 0.
+    (B, heads, N, M). None means a gain of 1, or a bias of 0.
     """
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     mask, added = split_mask(mask)
@@ -198,7 +197,7 @@ def dot_product_attention(
         output = fused(q, k, v, bias if allowed is None else bias.masked_fill(~allowed, float("-inf")))
     else:
         # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-        # on a GPU, further channels, 0 in k and v, make their number a multiple of 8, as fused kernels require
+        # on a GPU, more channels, 0 in k and v, fill up to a multiple of 8, as fused kernels require
         width = v.shape[-1]
         more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
@@ -225,7 +224,7 @@ def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: 
 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return gain · scale · q kᵀ + bias, (B, heads, N, M); `baddbmm` adds a bias unless heads are in groups."""
+    """Return gain · scale · q kᵀ + bias, (B, heads, N, M), where `bias` is None or of shape (…, 1, M)."""
     if q.shape[-2] > 1:  # q and k are strided views: one copy here avoids a copy in every product
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))

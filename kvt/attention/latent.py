@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values are computed from a small cached vector of each token."""
+"""Multi-head latent attention."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
     share the latent vector c_j, but each head has its own U and W. Because q · U c = Uᵀq · c and Σ a_j W c_j =
     W Σ a_j c_j (end of §2.1.2), the layer attends like a `QSharedKV` with queries Uᵀq, and with c as key and value.
 
-    Rotations do not commute with U. With `rope`, each query and the shared key therefore have d_R = rope · head_dim
+    Rotations do not commute with U. With `rope`, each query and each shared key therefore have d_R = rope · head_dim
     additional channels, q' and k', which are rotated. k' is cached, too. The default score is (Uᵀq · c + R q' · R k') /
     √(head_dim + d_R) (decoupled rotary position embeddings, eq. 14 to 18). The low-rank query (eq. 12 and 13) and the
     norm of the latent vector are not implemented.

@@ -1,4 +1,4 @@
-"""Attention with a two-dimensional positional encoding of its map, for example a fixed sinusoid."""
+"""Attention with a two-dimensional positional encoding of its map."""
 
 from itertools import chain
 from typing import Any
@@ -40,7 +40,7 @@ class SinusoidalMap(nn.Module):
 
 
 class LearnedMap(nn.Module):
-    """A learned encoding P of the attention map, with weights (max_len, max_len, channels)."""
+    """A learned encoding P of the attention map, (max_len, max_len, channels)."""
 
     def __init__(self, max_len: int, channels: int) -> None:
         super().__init__()
@@ -60,8 +60,7 @@ class MapPosition(Attention):
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    The logit is thus the score times a learned gain Σw, plus a bias. With the fixed sinusoid, the terms of the bias
-    that depend only on the row i cancel in the softmax, and one number for each key remains.
+    The first term is the score times a learned gain. With the fixed sinusoid, `SinusoidalMap` simplifies the bias.
 
     Args:
         max_len: length of the longest sequence.

@@ -1,4 +1,4 @@
-"""The base class of attentions that rotate a key by a fixed or learned angle where it acts as query."""
+"""The base class of `KVPhase` and `KPhase`."""
 
 from collections.abc import Callable
 from math import isfinite, pi
@@ -13,12 +13,12 @@ from kvt.system import UserError
 
 
 class Phase(Attention):
-    """Attention in which a key that acts as query is rotated by −φ, so that R(φ) stands between queries and keys.
+    """Attention in which a key that acts as query is rotated by −φ.
 
     s_ij / α = k_iᵀ R(φ) k_j = cos φ · k_iᵀ k_j + sin φ · k_iᵀ J k_j,  for a dot-product score with scale α
 
     R rotates each pair of channels, (a, b) → (a cos φ − b sin φ, a sin φ + b cos φ), and J = R(π/2). The first term is
-    symmetric, as in `KV`. The second term is skew-symmetric: exchanging i and j changes its sign. See docs/symmetry.md.
+    symmetric, as in `KV`. The second term is skew-symmetric. See docs/symmetry.md.
 
     Args:
         phase: the angle φ in radians; or a list of angles, which is repeated until each head has an angle; or "learned"
@@ -42,7 +42,7 @@ class Phase(Attention):
         self.angles = nn.Parameter(of_pairs) if learned else nn.Buffer(of_pairs, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert the module as torch does, and recompute fixed angles from their float64 values."""
+        """Convert the module; set fixed angles anew, because conversion keeps the rounding of the earlier dtype."""
         super()._apply(fn, recurse)
         if self.fixed:
             exact = torch.tensor(self.fixed, dtype=torch.float64, device="cpu").view(-1, 1, 1)

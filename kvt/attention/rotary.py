@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE), which rotate pairs of channels by angles proportional to the position."""
+"""Rotary position embeddings (RoPE)."""
 
 from math import ceil
 
@@ -12,8 +12,8 @@ class Rotary:
     """Rotary position embedding of queries and keys (Su et al. 2021, "RoFormer", §3.2.2).
 
     At position p, R_p rotates pair i of the first r channels, (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), by the
-    angle θ = p · base^(−2i/r). The other channels are unchanged. R_p does not change norms. The product
-    (R_p q)·(R_s k) = q·(R_(s−p) k) depends on the positions p and s only through s − p.
+    angle θ = p · base^(−2i/r). The other channels are unchanged. The product (R_p q)·(R_s k) = q·(R_(s−p) k) depends on
+    the positions p and s only through s − p.
 
     Args:
         share: fraction of the channels to rotate, r / head_dim, from 0 to 1; r must be even.
@@ -34,11 +34,11 @@ class Rotary:
             raise UserError(f"{count}, but channels are rotated in pairs: choose rope={choice}")
 
     def __call__(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x, (…, N, head_dim); the N tokens of x have the positions `start` to `start` + N − 1."""
+        """Rotate x, (…, N, head_dim), whose first token has position `start`."""
         return self._turn(x, start, 1)
 
     def back(self, x: Tensor, start: int) -> Tensor:
-        """Undo the rotation that `__call__` applies with the same `start`."""
+        """Undo the rotation by `__call__`."""
         return self._turn(x, start, -1)
 
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:

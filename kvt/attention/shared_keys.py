@@ -1,4 +1,4 @@
-"""Shared key and value projections as in Gemma 4 and DeepSeek-V4, tested against Hugging Face transformers."""
+"""Shared key and value projections as in Gemma 4 and DeepSeek-V4."""
 
 from typing import Any, ClassVar
 
@@ -54,9 +54,9 @@ class QSharedKVGemma(NormedSharedKV, name="q-kv-gemma", label="Q≠K=V (Gemma)",
     """softmax(α (R_i q̂_i)·(R_j k̂_j)) v̂_j: key and value share a projection, as in the global layers of Gemma 4.
 
     k̂ = g ⊙ rms(k) and q̂ = h ⊙ rms(q) have learned scales g and h. v̂ = rms(k) has no scale, and is not rotated. In
-    queries and keys, a quarter of the channels is rotated by default. Both keys and values are cached: sharing the
-    projection saves weights, but does not shrink the cache. (See `attention_k_eq_v` of models/gemma4 in Hugging Face
-    transformers. Gemma 4 itself has score="dot", so α = 1, and fewer key and value heads than query heads.)
+    queries and keys, a quarter of the channels is rotated by default. Keys and values differ, so both are cached. (See
+    `attention_k_eq_v` of models/gemma4 in Hugging Face transformers. Gemma 4 itself has score="dot", so α = 1, and
+    fewer key and value heads than query heads.)
 
     Args:
         rope_base: base of the rotation frequencies. Pair i of Gemma 4 has the frequency 1,000,000^(−2i/D) in a head of

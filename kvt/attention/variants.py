@@ -49,7 +49,7 @@ class KVPos(MapPosition, KV, name="kv+pos", label="KV+Pos", colour="#009E73"):
 
 
 class KVPhase(Phase, KV, name="kv+phase", label="KV+Phase", colour="#882255"):
-    """softmax(α K R(φ) Kᵀ) V: `KV`, but a key that acts as query is rotated by −φ, as in `Phase`."""
+    """softmax(α K R(φ) Kᵀ) V: `KV`, but a key that acts as query is rotated by −φ (see `Phase`)."""
 
 
 class QKVPos(MapPosition, QKV, name="qkv+pos", label="QKV+Pos", colour="#56B4E9"):
@@ -87,7 +87,7 @@ class KPhase(Phase, K, name="k+phase", label="Q=K=V+Phase", colour="#999933"):
 
 
 class Identity(Attention, name="identity", label="Identity", colour="#777777"):
-    """The attention map is the identity matrix: tokens attend only to themselves, and exchange no information."""
+    """The attention map is the identity matrix: tokens attend only to themselves."""
 
     projections = "vvv"
 

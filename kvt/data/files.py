@@ -16,7 +16,7 @@ ELSEWHERE = "name another folder with --data_dir, in a study with KVT_DATA_DIR" 
 
 
 class Remote(NamedTuple):
-    """The https address of a published file, and the SHA-256 of the file's content."""
+    """The https address of a published file, and the file's SHA-256 before any unpacking."""
 
     url: str
     sha256: str
@@ -28,19 +28,19 @@ def optional_path(text: str | None) -> Path | None:
 
 
 def require_file(path: str | Path, remedy: str) -> None:
-    """Raise UserError, with path and remedy, if a file is missing or not a regular file."""
+    """Raise UserError, with path and remedy, unless `path` is a regular file."""
     if not os.path.isfile(path):
         raise UserError(f"{path} is {'not a file' if os.path.exists(path) else 'missing'}: {remedy}")
 
 
 def state_of(path: str | Path) -> str:
-    """Return a string of a file's size, modification time and change time (ctime), which no program can set back."""
+    """Return a file's size, modification time and change time as text. A program cannot set the change time."""
     state = os.stat(path)
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
 
 
 def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]) -> None:
-    """Unless `is_done()`, call `work()` under a lock in `data_dir/.cache`; UserError if kvt cannot write the lock."""
+    """Unless `is_done()`, call `work()` under a lock in `data_dir/.cache`; UserError if kvt cannot write there."""
     if is_done():
         return
     folder = data_dir / ".cache"
@@ -55,10 +55,10 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]
 
 
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
-    """Return the path `data_dir/name`, after downloading the file unless it exists. A .gz file is unpacked.
+    """Download a file to `data_dir/name` unless it exists there, unpack it if it is a .gz file, and return the path.
 
-    A downloaded file must have the SHA-256 `remote.sha256`. An existing file is not checked: it may be the user's own.
-    Raises UserError if the download fails.
+    An existing file is not checked, because it may be the user's own. Raises UserError if the download fails, or has a
+    wrong SHA-256.
     """
     path, packed = data_dir / name, remote.url.endswith(".gz")
 

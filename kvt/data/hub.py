@@ -35,11 +35,11 @@ def base_name(named: str) -> str:
 
 
 def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return a dict from splits to rows, and a list with the name of the only column of each kind in `kinds`.
+    """Return a dict from splits to data, and a list with the name of the only column of each kind in `kinds`.
 
     A kind is "string", or the class name of a feature, such as "Image". The split "validation" is renamed "val". Raises
-    UserError if the data set cannot be read, a split in `needed` is missing, a kind has not exactly one column, or the
-    splits' columns differ.
+    UserError if the data set cannot be read, a split in `needed` is missing, a kind has no column or several, or the
+    splits have different columns.
     """
     import datasets  # an optional dependency
 
@@ -62,7 +62,7 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
 
 
 def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
-    """Return class names, a dict from each split to an iterator of (encoded image, label), and paths of Arrow files."""
+    """Return class names, a dict from splits to iterators of (encoded image, label), and the data set's Arrow files."""
     splits, (image, label) = load(named, ("Image", "ClassLabel"), "train", "test")
     import datasets
 

@@ -31,7 +31,7 @@ def list_folder(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]
     """Return the names of the classes, and a dict from each split to a list of pairs (path of an image, label).
 
     Images are in `root/train/<class>/`, and in test/<class>/, val/<class>/ or both. Raises UserError if train/ or both
-    of the others are missing, if a split has no images, or if train/ has no images of a class.
+    of the others are missing, if a split has no images, or if train/ lacks images of a class.
     """
     found = {}
     try:
@@ -71,8 +71,7 @@ class DecodedImages:
 
     The images are grey if all files are grey, otherwise RGB. With `image_size`, the shorter side is resized to
     `image_size` pixels, and the centre is cropped to a square; otherwise, all images must have the same size. The
-    tensors are cached in `data_dir/.cache`. The name of the cache contains a hash of `image_size` and of the paths,
-    sizes and times of all files of the data set.
+    tensors are cached in `data_dir/.cache`. A new `image_size` or a changed file makes a new cache.
     """
 
     def __init__(self, root: Path, name: str, data_dir: Path, image_size: int | None = None) -> None:
@@ -93,11 +92,11 @@ class DecodedImages:
         self._cache = data_dir / ".cache" / f"{self.key[-57:]}.pt"
 
     def prepare(self) -> None:
-        """Decode all images into the cache unless it is complete; several processes may call `prepare` at once."""
+        """Decode all images into the cache unless it is complete. Several processes may call this method at once."""
         cache_splits(self._cache, self._decode, self._read)
 
     def files(self, split: str) -> list[str] | None:
-        """Return the paths of a split's image files, relative to `root`; None if it has none, as with Hugging Face."""
+        """Return the paths of a split's image files, relative to `root`; None for a data set of Hugging Face."""
         return [os.path.relpath(path, self.root) for path, _ in self._files.get(split, ())] or None
 
     @property
@@ -145,13 +144,13 @@ class DecodedImages:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Description of a data set of images, an entry of `SETS`.
+    """Description of a data set of images, as in `SETS`.
 
     Args:
         shape: shape of an image, (C, H, W).
         classes: names of the classes.
         read: function read(data_dir, split, download) that returns images, uint8 (N, C, H, W), and labels, int64 (N,),
-            of the split "train" or "test". If `download` is true, it downloads missing files.
+            of the split "train" or "test". With `download`, `read` downloads missing files.
         mean, std: mean and standard deviation of pixels scaled to [0, 1]; each is a list of one number for all
             channels, or of one number for each channel.
     """
@@ -164,7 +163,7 @@ class ImageSet:
 
 
 def torchvision(dataset: Callable[..., Any]) -> Callable[[Path, str, bool], tuple[Tensor, Tensor]]:
-    """Return a function that reads a data set of torchvision, for the field `read` of an `ImageSet`."""
+    """Return the argument `read` of an `ImageSet` for a data set of torchvision, such as `datasets.MNIST`."""
 
     def read(data_dir: Path, split: str, download: bool) -> tuple[Tensor, Tensor]:
         data = dataset(data_dir, train=split == "train", download=download)
@@ -187,7 +186,7 @@ SETS: dict[str, ImageSet] = {
 
 
 class KnownImages:
-    """The images of an `ImageSet`, which are read from `data_dir`. `prepare` downloads missing files."""
+    """The images of an `ImageSet`, in `data_dir`."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name
@@ -198,7 +197,7 @@ class KnownImages:
         """Return None, because a file contains more than one image."""
 
     def prepare(self) -> None:
-        """Download missing files; several processes may call `prepare` at once."""
+        """Download missing files. Several processes may call this method at once."""
         once(self.data_dir, self._is_there, lambda: self.load("test", download=True))
 
     def load(self, split: str, download: bool = False) -> tuple[Tensor, Tensor]:
@@ -224,9 +223,10 @@ def open_images(
     image_size: int | None = None,
     sets: Mapping[str, ImageSet] = SETS,
 ) -> ImageSource:
-    """Return the images in `root` unless it is None, else in `data_dir/dataset` if it has train/, else `sets[dataset]`.
+    """Return the images in `root`. Without `root`, return those of `dataset`, a name in `sets`.
 
-    Raises UserError if `root` is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
+    If the folder `data_dir/dataset` has a folder train/, its images replace `sets[dataset]`. Raises UserError if `root`
+    is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
     """
     if root is not None:
         name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))

@@ -27,30 +27,28 @@ def seed_generators(seed: int) -> None:
 class Batches:
     """Data loader of tensors with equal numbers of rows. After `load_state_dict`, it continues the saved epoch.
 
-    With `shuffle`, rows are in a `random_order` with a seed from (seed, e) in epoch e. With `reseed`, torch's
-    generators get a seed from (seed, e, batch, rank) before each batch, which makes dropout independent of the past.
-
     Process r of w takes batches r, r + w, …; all processes take the same number of batches. With `shuffle`, the b-th
-    batches of all processes together equal batch b of a single process with w times the batch size. If fewer than w
-    batches remain at the end, they are left out. Without `shuffle`, each row is in exactly one batch, and the batches
+    batches of all processes together equal batch b of a single process with w times the batch size, and the last
+    batches are left out if they are fewer than w. Without `shuffle`, each row is in exactly one batch, and the batches
     of several processes have nearly equal sizes.
 
     If `device` is a CUDA GPU, an iteration first moves the tensors to it, unless they take more than `GPU_SHARE` of its
     free memory. Raises UserError if `batch_size` is not positive, or if there are too few rows for a batch per process.
 
     Args:
-        tensors: the data. The first dimension of every tensor is the number of rows.
+        tensors: the data, with rows along the first dimension.
         batch_size: number of rows in a batch of one process.
-        shuffle: whether rows are in random order, with a new order in each epoch.
+        shuffle: whether rows are in random order, with a new order from (seed, epoch) in each epoch.
         mix: whether rows are in random order, with the same order in each epoch; not used with `shuffle`.
         drop_last: whether to drop the last batch if it has fewer than `batch_size` rows; only with `shuffle`.
-        reseed: whether to seed torch's generators before each batch; default: `shuffle`.
+        reseed: whether to seed torch's generators before each batch from (seed, epoch, batch, rank), so that dropout
+            does not depend on earlier batches; default: the value of `shuffle`.
         seed: seed of the order of the rows and of torch's generators.
         rank, world_size: index of this process, and number of processes.
         device: device on which the batches will be used.
     """
 
-    batch_sampler = None  # the Trainer reads this attribute of every data loader
+    batch_sampler = None  # the Trainer reads this attribute of loaders that have a `sampler`
     ragged: ClassVar[bool] = False  # whether batches with the same number of rows may differ in shape
     rows_on_host: ClassVar[bool] = False  # whether `_take` needs the row numbers on the CPU
 
@@ -96,7 +94,7 @@ class Batches:
             yield self._take(rows_of(batch * self.world_size + self.rank))
 
     def _plan(self) -> Callable[[int], Tensor]:
-        """Return a function that maps the number of a batch, counted over all processes, to the row numbers in it."""
+        """Return a function that maps the number of a batch, counted over all processes, to its row numbers."""
         size, parts = self.batch_size, self.batches * self.world_size
         device = torch.device("cpu") if self.rows_on_host else self.tensors[0].device
         order = None
@@ -132,7 +130,7 @@ class Batches:
         return {"epoch": self.epoch, "batch": self.next_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the state: the next iteration begins with the batch that was next when `state_dict` was called."""
+        """Begin the next iteration with the batch that was next when `state_dict` was called."""
         self.epoch = state["epoch"]
         self.next_batch = self.resume_at = state["batch"]
 
@@ -141,10 +139,9 @@ class SentenceBatches(Batches):
     """Data loader that trims padded sentences to the longest sentence of a batch, and adds row numbers to the batch.
 
     `sentences` has a tensor for each language, int64 (rows, longest), padded with `pad`. With `shuffle`, a batch has
-    sentences of similar length: in each epoch, the rows are shuffled and cut into pools of a hundred batches. Each pool
-    is sorted by the lengths in the first language, and rows of equal length by those in the second. It is then cut into
-    batches, which are shuffled within the pool. Unlike in `Batches`, the b-th batches of several processes together do
-    not equal a batch of a single process.
+    sentences of similar length: each epoch shuffles the rows, and cuts them into pools of a hundred batches. A pool is
+    sorted by length in the first language, then in the second, and cut into batches, which are shuffled. The b-th
+    batches of several processes together do not equal a batch of a single process.
     """
 
     ragged = rows_on_host = True
@@ -175,7 +172,6 @@ class SentenceBatches(Batches):
 
 
 def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Return tensors, moved to `device` if it is a CUDA GPU and they need at most `GPU_SHARE` of its free memory."""
     if device.type != "cuda" or all(tensor.is_cuda for tensor in tensors):  # "cuda" and "cuda:0" compare unequal
         return tensors
     free, _ = torch.cuda.mem_get_info(device)
@@ -184,7 +180,7 @@ def _to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
 
 
 def move_storage(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device. Its whole storage is moved, so that rows that overlap in memory still overlap."""
+    """Move a tensor with its whole storage to a device, so that rows that overlap in memory still overlap."""
     storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

@@ -9,7 +9,7 @@ LARGE = 10**7  # largest number of rows for which `random_order` keeps all row n
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return a 63-bit seed for a tuple of integers; seeds of similar tuples are unrelated."""
+    """Return a 63-bit seed for integers; seeds for similar integers are unrelated."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:  # a round like that of splitmix64 for each number
         state = (state ^ (number % 2**64)) * 0xBF58476D1CE4E5B9 % 2**64

@@ -12,7 +12,7 @@ COUNTS: Mapping[str, Mapping[str, int]] = {  # number of examples in each split;
 
 
 def other_counts(name: str, counts: Mapping[str, int]) -> str | None:
-    """Return a phrase about the sizes in `counts` that differ from the published sizes; None if no size differs.
+    """Return a phrase about sizes that differ from the published sizes; None if none differs, or none is published.
 
     >>> other_counts("cifar10", {"train": 50_000, "test": 1_000})
     'cifar10 has 1,000 in test instead of 10,000'

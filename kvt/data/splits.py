@@ -27,16 +27,15 @@ def draw_apart(
     """Draw splits of the given sizes, and replace every example whose input is also in an earlier split.
 
     If few different examples are possible, the first split may contain all frequent examples, so that later splits have
-    a different distribution. To avoid this bias, pass `redraw`. With `redraw`, if the drawn splits have an input in
-    common, a hash of the input assigns every possible example to one split, and `redraw` replaces each example that is
-    in a wrong split.
+    a different distribution. `redraw` avoids this bias: if the drawn splits have an input in common, a hash of the
+    input assigns every possible example to one split, and `redraw` replaces each example that is in a wrong split.
 
     Args:
-        draw: function that draws the examples of a split.
-        sizes: dict that maps the name of each split to its number of examples.
+        draw: draws the examples of a split.
+        sizes: maps the name of each split to its number of examples.
         seed: seed of all draws.
         tries: if a split needs this number of rounds of replacement or more, the function raises ValueError.
-        redraw: function that returns, for each given example, another of the same kind; it decides what a kind is.
+        redraw: returns another example of the same kind for each given example, and decides what a kind is.
         by_hash: only with `redraw`: whether the hash assigns examples even if the splits have no input in common.
     """
     names = [*sizes]

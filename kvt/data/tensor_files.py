@@ -19,12 +19,12 @@ LAYOUT = '{"train": (features, labels), "test": (features, labels)}'
 
 
 def read_tensors(path: Path, mmap: bool = False) -> Any:
-    """Return the plain data and CPU tensors that torch.save wrote to a file; run no code in the file."""
+    """Return the plain data and CPU tensors that torch.save wrote to a file."""
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def read_splits(path: Path, names: Iterable[str] = SPLITS) -> Splits:
-    """Return the splits `names` of a file of the form `LAYOUT`, memory-mapped; UserError if one cannot be read."""
+    """Return the splits `names` of a file of the form `LAYOUT`, memory-mapped; UserError if a split is unreadable."""
     require_file(path, "name another file")
     try:
         content = read_tensors(path, mmap=True)

@@ -17,7 +17,7 @@ PACKAGES = ("site-packages", "__pycache__")  # folders left out: in LIBRARY, the
 
 
 def read_text(path: Path, remedy: str = "name a text file") -> str:
-    """Return what `decode_text` returns for a file; raise UserError if the file is missing, empty or not UTF-8."""
+    """Return the text of a file (see `decode_text`); raise UserError if the file is missing, empty or not UTF-8."""
     require_file(path, remedy)
     if text := decode_text(path.read_bytes(), str(path)):
         return text
@@ -25,7 +25,7 @@ def read_text(path: Path, remedy: str = "name a text file") -> str:
 
 
 def decode_text(raw: bytes, name: str) -> str:
-    """Decode a file's bytes and return the result of `plain`; raise a UserError with `name` if they are not UTF-8."""
+    """Decode UTF-8, and apply `plain` to the text; raise a UserError with `name` if the bytes are not UTF-8."""
     try:
         return plain(raw.decode("utf-8"))  # "utf-8-sig" would count error positions without the byte order mark
     except UnicodeDecodeError as error:
@@ -51,14 +51,14 @@ def nfc(text: str) -> str:
 class Corpus:
     """The documents of a UTF-8 file, or of the UTF-8 files in a folder and its subfolders.
 
-    The files of a folder have a random order that depends only on their relative paths. The last files of this order,
-    which are used for validation, are therefore a random selection. In a folder, files that are empty or not UTF-8,
-    files and folders with names that begin with a dot, and the folders `PACKAGES` are left out.
+    The files of a folder are sorted by a hash of their relative paths, so that the last files, which are used for
+    validation, are a random selection. In a folder, files that are empty or not UTF-8, files and folders with names
+    that begin with a dot, and the folders `PACKAGES` are left out.
 
     Args:
         root: path of a UTF-8 file, or of a folder.
-        pattern: shell pattern of the names of files in the folder, such as "*.txt".
-        separator: string between the documents of a file; None means that every file is one document.
+        pattern: shell pattern for the names of files in the folder, such as "*.txt".
+        separator: string between the documents of a file; None: every file is one document.
     """
 
     def __init__(self, root: Path, pattern: str = "*", separator: str | None = None) -> None:

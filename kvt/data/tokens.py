@@ -49,7 +49,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """A mapping between symbols and ids, their positions in the list `vocab`; symbols with the same NFC share one id.
+    """A mapping between symbols and ids. An id is a position in `vocab`. Symbols with the same NFC have one id.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.
@@ -74,12 +74,12 @@ class Vocabulary:
         return [self.vocab[i] for i in ids]
 
     def begin(self, prompt: str) -> list[int]:
-        """Return a list with the ids of a prompt; an empty prompt is replaced by the first symbol of `vocab`."""
+        """Return the ids of a prompt. The first symbol of `vocab` replaces an empty prompt."""
         prompt = prompt or self.vocab[0]
         if self.separator:
             return self.encode(prompt.split())
         composed = nfc(prompt)
-        return self.encode(composed if self.ids.keys() >= {*composed} else prompt)  # NFC if all of it has ids
+        return self.encode(composed if self.ids.keys() >= {*composed} else prompt)  # `vocab` may lack composed letters
 
     def text(self, ids: Iterable[int]) -> str:
         return self.separator.join(self.decode(ids))
@@ -137,9 +137,9 @@ class Bytes:
 class BytePairs(Bytes):
     """A byte-level BPE tokenizer of the library `tokenizers`; `definition` is the content of a tokenizer.json.
 
-    Truncation, padding and dropout in the definition are ignored. If a text contains the name of a special token, the
-    name is encoded as ordinary text, so that the end token `END` occurs only at the end of documents. Raises
-    UserError with `name` in the message if the definition is not that of a byte-level BPE.
+    Truncation, padding and dropout in the definition are ignored. A special token's name in a text is encoded as
+    ordinary text, so that the end token occurs only at the end of documents. Raises UserError with `name` in the
+    message if the definition is not that of a byte-level BPE.
     """
 
     def __init__(self, definition: str, name: str = "tokenizer") -> None:
@@ -155,8 +155,8 @@ class BytePairs(Bytes):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.model.dropout = None
-        self.tokenizer.add_special_tokens([END])  # `definition` may lack it or have it as an ordinary token
-        self.tokenizer.encode_special_tokens = True  # encode names of special tokens as ordinary text
+        self.tokenizer.add_special_tokens([END])  # `definition` may lack it, or have it as an ordinary token
+        self.tokenizer.encode_special_tokens = True  # as ordinary text
         ids = self.tokenizer.get_vocab()
         self.definition, self.end, self.name = definition, ids[END], name
         self.pieces = [b""] * (max(ids.values()) + 1)
@@ -181,12 +181,12 @@ class BytePairs(Bytes):
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json; `name` is for errors."""
+    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json; errors contain `name`."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 
 def read_tokenizer(path: Path) -> BytePairs:
-    """Read the tokenizer.json of a byte-level BPE tokenizer; UserError if it is missing or has other content."""
+    """Read the tokenizer.json of a byte-level BPE tokenizer; UserError if the file is missing or has other content."""
     require_file(path, "--tokenizer needs bytes, bpe, or the path of a tokenizer.json, such as GPT-2's")
     return BytePairs(decode_text(path.read_bytes(), f"--tokenizer {path}"), str(path))
 
@@ -249,8 +249,8 @@ class TokenFile:
         """Return the tokens, int16 or int32 (T,); write the file first if it does not exist.
 
         Sets three attributes: `content`, a hash of the tokens; `not_utf8`, the files that the corpus left out because
-        they are not UTF-8; and `cut`, the position at which the corpus's own validation split begins, or None without
-        such a split. Raises UserError if the corpus has no text.
+        they are not UTF-8; and `cut`, the position at which the corpus's validation split begins, or None if the corpus
+        has no such split. Raises UserError if the corpus has no text.
         """
         once(self.data_dir, self.about.exists, self._make)
         about = json.loads(self.about.read_text())
@@ -278,7 +278,7 @@ def document_starts(tokens: Tensor, end: int) -> Tensor:
 
 
 def start_of_last(share: float, tokens: Tensor, pieces: Sequence[bytes]) -> int:
-    """Return the position in `tokens` after which about a fraction `share` of the text's bytes remains."""
+    """Return p such that `tokens[p:]` has about a fraction `share` of all bytes. `pieces` has each token's bytes."""
     sizes, step = np.array([len(piece) for piece in pieces]), PIECE
     parts = [part.numpy() for part in tokens.split(step)]
     ends = np.cumsum([sizes.take(part).sum() for part in parts])  # number of bytes up to the end of each part

@@ -38,7 +38,7 @@ def frontier(grid: Grid, results: Results) -> Iterator[Section]:
 
 @torch.no_grad()
 def cache_bytes(run: Run) -> int:
-    """Return the size of the key-value caches of a run's model in bytes per token: all layers, in float32."""
+    """Return the bytes per token of the key-value caches of all layers in float32, from a model with length 1."""
     settings = run.config.model["init_args"]
     with torch.device("meta"):
         model: Any = run.config.classes["model"]({"tokenizer": "bytes", "length": 1}, **settings).model.eval()
@@ -52,7 +52,7 @@ def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
 
     Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the mean over pairs of
     runs with the same seed of the loss minus the loss of the attention `first`; reach, half the width of the 95 %
-    interval of this difference; and n, the number of runs. Difference and reach are NaN for `first`.
+    interval of this difference; and n, the number of runs. Difference and reach are NaN if unknown, and for `first`.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])

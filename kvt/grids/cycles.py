@@ -70,7 +70,7 @@ def level(length: int, broken: float) -> float:
 
 
 def longer_cycles(length: int, cycle: int) -> int:
-    """Return C, the number of cycles of more than two tokens, if `length` tokens form cycles of `cycle` tokens."""
+    """Return C, the number of cycles of more than two tokens, for `length` tokens in cycles of `cycle` tokens."""
     return length // cycle if cycle > 2 else 0
 
 

@@ -1,4 +1,4 @@
-"""Attention of the grid `keyless`: Q≠K=V with a routing matrix (in the follow-up's trial, it fails with four heads)."""
+"""Attention of the grid `keyless`: Q≠K=V with a routing matrix."""
 
 from typing import Any
 

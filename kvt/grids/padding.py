@@ -23,7 +23,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
     """Yield a table and a plot of `perplexity_costs` relative to the first attention; nothing without pairs of runs."""
     first = results.first
-    if not {COUNTED, REAL} <= {*results.finished}:  # no run has these metrics
+    if not {COUNTED, REAL} <= {*results.finished}:
         return
     if len(pairs := perplexity_costs(results.finished, first)):
         text = [TEXT.format(first=label(first)), costs_table(pairs)]
@@ -34,8 +34,8 @@ def perplexity_costs(results: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return the relative excess of each attention's perplexities over the perplexities of the attention `first`.
 
     The table has a row for each pair of finished runs with the same settings and seed. Its columns are attention,
-    setting, seed, padding (the share of targets that are padding), and two excesses: `COUNTED`, of the perplexities of
-    all targets, and `REAL`, of targets that are not padding.
+    setting, seed, padding (the share of targets that are padding), `COUNTED` (the excess if all targets count) and
+    `REAL` (the excess if only targets that are not padding count).
     """
     known = results.dropna(subset=[COUNTED, REAL])
     keys = ["task", "setting", "seed"]

@@ -128,7 +128,7 @@ class EncoderBlock(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """A list of `depth` blocks, each of which is the result of a call of `make_block`."""
+    """A list of `depth` blocks, made by `make_block`."""
 
     def __init__(self, depth: int, make_block: Callable[[], nn.Module]) -> None:
         require_positive(depth=depth)
@@ -141,11 +141,11 @@ def stacks_of(model: nn.Module) -> list[Stack]:
 
 
 class Encoder(Stack):
-    """A stack of `EncoderBlock` modules. With causal attention, the stack is the decoder of a language model.
+    """A stack of `EncoderBlock` modules.
 
-    `share_layers` is the number of consecutive layers in a group that shares keys and values. The first layer of a
-    group computes keys and values. The other layers compute only queries, and attend to the keys and values of the
-    first layer (Brandon et al. 2024, "Cross-Layer Attention"). Each group has one cache.
+    `share_layers` is the number of consecutive layers in a group. Only the first layer of a group computes keys and
+    values. All its layers attend to these keys and values (Brandon et al. 2024, "Cross-Layer Attention"). Each group
+    has one cache.
 
     If `recomputes` is True, training stores only the input of each group (activation checkpointing).
     """
@@ -181,7 +181,6 @@ class Encoder(Stack):
 
 
 def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **attend: Any) -> Tensor:
-    """Apply the blocks of a group; the second and later blocks attend to the keys and values of the first block."""
     if len(group) > 1 and "cache" not in attend:
         attend["cache"] = OnePass()
     for block in group[:-1]:
@@ -191,7 +190,7 @@ def _apply(group: Sequence[nn.Module], x: Tensor, token: int | None = None, **at
 
 
 def make_cache(block: nn.Module, max_len: int, slides: bool = False) -> KVCache:
-    """Return an empty cache for the self-attention of a block; a `KVCache` if the attention has no `make_cache`."""
+    """Return an empty cache for the self-attention of a block."""
     cache: KVCache = getattr(block.get_submodule("attention.layer"), "make_cache", KVCache)(max_len, slides)
     return cache
 

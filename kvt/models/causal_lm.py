@@ -29,8 +29,8 @@ class CausalLM(nn.Module):
         heads: number of heads, if `attention` is a name or import path.
         dropout, feed_forward_dropout: probabilities of Drop after attention and after the feed-forward network.
         tied: whether the weight W of the head is the token embedding's weight.
-        causal: True means that a token attends only to itself and to earlier tokens. False means that a token attends
-            to all tokens; the logits at a position then predict the masked token there (Devlin et al. 2019, "BERT").
+        causal: whether a token attends only to itself and to earlier tokens. If False, the logits at a position predict
+            the masked token there (Devlin et al. 2019, "BERT").
         share_layers: number of consecutive layers that share keys and values, as in `Encoder`.
     """
 
@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Append tokens, int64 (B, N), to caches of earlier tokens, if any; return the next logits, (B, vocab_size)."""
+        """Append tokens, int64 (B, N), to `caches`, unless it is None or []; return next logits, (B, vocab_size)."""
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 

@@ -29,16 +29,16 @@ def sample(
 
     Beyond `max_len` tokens (an attribute of the model's embedding), the model reads only the last `max_len` tokens (the
     window), and each new token needs a forward pass over the window. If `CausalLM.is_endless`, the caches slide
-    instead: in every layer, a token attends to the last `max_len` tokens, as with a band mask. Raises UserError if an
-    argument is not allowed, or if logits are not finite.
+    instead: in every layer, a token attends to the last `max_len` tokens. Raises UserError if an argument is not
+    allowed, or if logits are not finite.
 
     Args:
         prompt: tokens, int64 (B, N), at least one per row.
         tokens: number of tokens to add.
-        temperature: divisor of the logits; 0 always selects the most likely token.
-        top_k: number of most likely tokens to draw from; None means all tokens.
-        top_p: probability mass to draw from, above 0 and at most 1; None means 1.
-        generator: random generator of the draws; None means the default generator of torch.
+        temperature: at least 0; 0 always selects the most likely token.
+        top_k: None means all tokens.
+        top_p: above 0 and at most 1; None means 1.
+        generator: None means the default generator of torch.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):
@@ -84,7 +84,7 @@ def _draw(
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source: Tensor, *, bos: int, eos: int) -> list[list[int]]:
-    """Translate a batch by greedy search, which selects the most likely token at each step.
+    """Translate a batch by greedy search.
 
     `source` contains padded sentences, int64 (B, M). The tokens `bos` and `eos` begin and end a translation. Returns
     the tokens of each translation without `bos` and `eos`, at most `model.max_len` tokens.
@@ -160,7 +160,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Translate `sources` by `decode` in padded batches of sources of similar length; return translations in order."""
+    """Return translations of `sources` in order; `decode` gets padded batches of sources of similar length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

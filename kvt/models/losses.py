@@ -34,13 +34,12 @@ class Losses(NamedTuple):
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
-    """Return the mean cross-entropy over the targets that count, in at least float32, and the other measures.
+    """Return `Losses`, in which the loss is the mean cross-entropy over the targets that count.
 
     With ε = `smoothing` and C classes, the target probability t is 1 − ε + ε / C for the true class, and ε / C for
     every other class. If `found.ignore` is a class, t is 1 − ε for the true class, 0 for the ignored class, and
     ε / (C − 2) for every other class; the loss is then KL(t ‖ p) = Σ_c t_c (log t_c − log p_c) (Borji 2023, §3.3;
-    Vaswani et al. 2017, §5.4). `linear_cross_entropy` computes the result if the head is plain (see `is_plain`) and has
-    at least `LARGE` classes.
+    Vaswani et al. 2017, §5.4).
     """
     states, targets, head, ignore = found
     if head is not None and is_plain(head) and len(head.weight) >= LARGE:
@@ -63,7 +62,7 @@ def linear_cross_entropy(found: Predictions, weight: Tensor, bias: Tensor | None
     """Return `cross_entropy` for the logits x Wᵀ + b of the states x, (…, D), computed for `CHUNK` rows at a time.
 
     If gradients are enabled, the forward pass also computes them. A backward pass with `create_graph=True` computes
-    them again, from all logits at once. `logits` of the result is None.
+    them again, from all logits at once.
     """
     rows = found._replace(states=found.states.flatten(0, -2), targets=found.targets.flatten(), head=None)
     tensors = rows.states, weight, weight.new_zeros(len(weight)) if bias is None else bias

@@ -56,7 +56,7 @@ class Seq2Seq(nn.Module):
         heads: number of heads, if `attention` is a name or import path.
         pad: id of the padding token in both vocabularies. A mask excludes attention to padding in the source.
         max_len: number of tokens of the longest sentence.
-        depth: number of blocks in the encoder, and number of blocks in the decoder.
+        depth: number of blocks in the encoder, and in the decoder.
     """
 
     def __init__(

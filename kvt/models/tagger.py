@@ -102,10 +102,10 @@ class ListTagger(Tagger):
 
 
 class SetScorer(Tagger):
-    """A `Tagger` that computes a score for every image of a set from the features of all images (Borji 2023, §3.2).
+    """A `Tagger` that scores every image of a set from the features of all images (Borji 2023, §3.2).
 
-    The input of the encoder is Drop(features) W + b, without positions. The head has one output per image. The model is
-    permutation equivariant unless the attention encodes positions.
+    The input of the encoder is Drop(features) W + b, without positions. The model is permutation equivariant unless the
+    attention encodes positions.
 
     >>> import torch
     >>> SetScorer("kv", heads=4, feature_dim=512, dim=32, depth=2)(torch.zeros(5, 10, 512)).shape

@@ -27,9 +27,8 @@ POOLS: dict[str, Pool] = {"class": class_token, "mean": mean_of_patches}  # func
 class ViT(nn.Module):
     """A vision transformer over patches and a class token, without final norm (Borji 2023, §3.2).
 
-    Patches are flattened and projected to the model width. Learned positions, initialised from N(0, 1), are added. The
-    default `style` has pre-norm blocks with the feed-forward network dim → dim → GELU → Drop → dim. The head is dim →
-    dim → GELU → classes.
+    Learned positions are initialised from N(0, 1). The default `style` has pre-norm blocks with the feed-forward
+    network dim → dim → GELU → Drop → dim. The head is dim → dim → GELU → classes.
 
     >>> sizes = {"channels": 3, "height": 8, "width": 8, "classes": 10, "patch": 4, "dim": 16, "depth": 2}
     >>> ViT("kv", heads=4, **sizes)(torch.zeros(5, 3, 8, 8)).shape

@@ -17,7 +17,7 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with a column for each table with `over_training`, the metric to average over a history."""
+    """Return `results` with the metrics of tables with `over_training`, which are means over each run's history."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
@@ -60,8 +60,8 @@ class Cell(NamedTuple):
     share_of_settings: float
     wanted: int  # number of runs that the grid lists for this cell
     wanted_settings: int
-    fewest_seeds: float  # smallest number of seeds of a setting, among settings counted in `settings`
-    most_seeds: float  # largest number of seeds of a setting
+    fewest_seeds: float  # smallest number of seeds of a setting, among the settings that `settings` counts
+    most_seeds: float
     diverged: int
     not_finite: int  # number of finished runs whose metric is missing, NaN or infinite
     published_mean: float
@@ -114,20 +114,19 @@ class Compared(NamedTuple):
     solved_by_baseline: float = nan
     won: float = nan  # number of combinations of block (`statistics.blocks`) and seed in which `attention` solved more
     lost: float = nan
-    margin: float = nan  # in points; NaN, like `p`, if `Table.claims` lists only other comparisons
+    margin: float = nan  # in points; NaN if `Table.claims` lacks the comparison, which then has no p and no verdict
     p: float = nan
     untested: str = ""  # `CEILING`, `CHANCE`, `SILENT` or `LOST` if this rules out a test, else ""
-    verdict: str = ""  # a result of `statistics.verdict`, or `untested`
+    verdict: str = ""  # a result of `statistics.verdict`, or `untested`; "" without a margin
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
     """Return the comparisons of attentions in each column and pool of a report's tables.
 
     Each attention is compared with the first one of `results` and with its partners in `Table.pairs`, if they have a
-    pair of runs. A comparison with a margin (`Table.margin_of`) has a verdict and, if it can be tested, a p-value;
-    p-values are corrected for their number (Holm). A setting shows no difference, and is left out, if all runs of all
-    attentions are at the ceiling, or all at chance. If no setting is left, a comparison is over all settings, and is
-    not tested.
+    pair of runs. A comparison with a margin (`Table.margin_of`) has a verdict and, if it can be tested, a p-value. The
+    p-values are corrected for their number (Holm). A setting is left out if all runs of all attentions are at the
+    ceiling, or all at chance. If no setting is left, a comparison is over all settings, and is not tested.
     """
     rows = [row for number, table in enumerate(tables) for row in _compared(results, number, table)]
     found = []
@@ -177,7 +176,7 @@ def _compared(results: pd.DataFrame, number: int, table: Table) -> Iterator[Comp
 
 
 def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return `results` with diverged runs as finished ones, with a value of the metric that does not solve the task."""
+    """Return `results` in which diverged runs are finished, with a value of the metric that does not solve the task."""
     diverged, unsolved = results.state == State.DIVERGED, -1 - abs(table.kind.highest)
     values = results.get(table.metric, pd.Series(nan, results.index))
     values = values.mask(diverged, unsolved if isfinite(unsolved) else 0.0)
@@ -194,7 +193,7 @@ def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return `finished`, with the task before `setting`, and with `above_chance`: accuracy − chance, NaN if unknown."""
+    """Return `finished`, with the task in front of `setting`, and with `above_chance`, accuracy − chance or NaN."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)
@@ -203,13 +202,13 @@ def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFra
 
 def _untested(both: pd.DataFrame, above_chance: "pd.Series[float]", table: Table) -> str:
     if both.min(axis=None) > table.kind.highest - table.kind.point:
-        return CEILING  # the task is too easy to show a difference
+        return CEILING
     at_chance = (above_chance < table.point_of_chance).all()  # false if an accuracy of guessing is unknown
-    return CHANCE if at_chance else ""  # neither attention has learned anything
+    return CHANCE if at_chance else ""
 
 
 def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
-    """Return `line` with counts, difference, p-value, and numbers of solved runs or, unless `untested`, an interval."""
+    """Return `line` with its numbers, computed from the metric of its two attentions in `both`."""
     ours, theirs = (table.kind.scaled(both[name]) for name in (line.attention, line.baseline))
     setting, seed = (both.index.get_level_values(name).to_series() for name in ("setting", "seed"))
     numbers = compare(ours, theirs, setting, seed)
@@ -226,7 +225,7 @@ def _measured(line: Compared, both: pd.DataFrame, table: Table) -> Compared:
         difference = (shares.solved - shares.solved_by_baseline) / numbers.pairs
         line = line._replace(won=shares.won, lost=shares.lost, difference=difference)
     elif not line.untested:
-        most = table.kind.highest if table.kind.highest > 0 else inf  # for values from 0 to `highest`, none is larger
+        most = table.kind.highest if table.kind.highest > 0 else inf  # largest difference of values from 0 to `highest`
         low, high, margin = np.clip([*numbers.interval, numbers.margin], -most, most).tolist()
         line = line._replace(low=low, high=high, smallest_margin=margin)
     return line._replace(p=nan if line.untested or isnan(line.margin) else p)

@@ -48,7 +48,7 @@ STYLE: Any = {
     **{"axes.edgecolor": "0.5", "grid.color": "0.9"},
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-"""The style of plots in reports, but not of attention maps. Functions that draw plots have `@rc_context(STYLE)`."""
+"""The style of plots in reports. Functions that draw them have `@rc_context(STYLE)`."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # distances of ticks, times a power of ten
 POINTS = 120  # largest number of points of one curve
 MARKED = 16  # a thick curve with at most this number of points has markers
@@ -135,8 +135,8 @@ def along(histories: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, "pd.Serie
     """Return the values of a metric, with a column for each run, and the mean time of each row in seconds.
 
     There is a row for each step at which at least half of the runs have a value or have ended. A run without a value at
-    a step keeps its previous value, even after its end: otherwise the last means would be of the longest runs alone.
-    The time of an ended run stays the time of its end.
+    a step keeps its previous value and time, even after its end: otherwise the last means would be of the longest runs
+    alone.
     """
     runs = histories.pivot_table(index="step", columns="name", values=[metric, "seconds"], aggfunc="last")
     known, ended = runs[metric].notna(), runs[metric].bfill().isna()
@@ -149,8 +149,7 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
     """Draw a bar for each attention in each column: the mean over settings of the mean over seeds.
 
     The whisker is ± one standard deviation over settings, clipped to the range of the metric. A dot is one run. A
-    diamond is a published mean. If the paper mislabels a column, the diamond is at the correct one. Cells without a
-    value are left out. Return None if no cell has a value.
+    diamond is a published mean, in the correct column if the paper mislabels one. Return None if no cell has a value.
     """
     cells = [cell for cell in cells_of(results, table) if isfinite(cell.mean)]
     if not cells:
@@ -200,10 +199,10 @@ def bars(results: pd.DataFrame, table: Table) -> Figure | None:
 def against(results: pd.DataFrame, table: Table, setting: str, words: str) -> Figure | None:
     """Draw the table's metric against a setting, with a panel for each column and a line for each attention.
 
-    A line joins means over runs. The band of a line is from the lowest to the highest run. If the metric is an
-    accuracy, a thin line shows the accuracy of guessing, if it is known. `setting` is a setting with positive values,
-    such as "dim", or a pattern such as "test/acc_*_back": then the metrics that match the pattern are drawn against the
-    number in place of *. `words` labels the horizontal axis. Return None without values.
+    A line joins means over runs. Its band is from the lowest to the highest run. If the table's metric is an accuracy,
+    a thin line shows the accuracy of guessing, where known. `setting` is a setting with positive values, such as "dim",
+    or a pattern such as "test/acc_*_back": then the metrics that match the pattern are drawn against the number in
+    place of *. `words` labels the horizontal axis. Return None if there are no values.
     """
     pattern = re.compile(re.escape(setting).replace(r"\*", r"(\d+)"))
     numbers = {name: int(found[1]) for name in results if (found := pattern.fullmatch(name)) and found.groups()}
@@ -262,7 +261,7 @@ def as_pdf(figure: Figure) -> bytes:
 
 
 def prefix_of_ids(figure: Figure) -> str:
-    """Return a prefix for ids in a figure's <svg>: a hash of data and labels, equal in any version of matplotlib."""
+    """Return a prefix for the ids of an <svg>, so that figures on one page share no id: a hash of data and labels."""
     numbers: list[Any] = []
     for axes in figure.axes:
         numbers += [line.get_xydata() for line in axes.lines]
@@ -305,7 +304,7 @@ def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
 
 @rc_context(STYLE)
 def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
-    """Draw the forest plot: the difference and the interval, in points, of each comparison of a table.
+    """Draw the difference and the interval of each comparison of a table, in points, as a forest plot.
 
     Comparisons at the ceiling, and of numbers of solved runs, are left out. An interval that extends beyond the axis
     ends in an arrow. Return None if no comparison is left.

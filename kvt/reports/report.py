@@ -40,13 +40,13 @@ with the best validation metric: {shown} of {made}.""")
 
 
 class Results(NamedTuple):
-    """The results of a grid. Of a sweep over the setting that the grid names in `best_of`, only the best run counts."""
+    """The results of a grid, with only the best run of each sweep (see `best_of`)."""
 
-    runs: pd.DataFrame  # a row for each run, with its settings, `state` and metrics (see `table_of_results`)
-    repeats: pd.DataFrame  # a row for each repetition of a run
-    histories: pd.DataFrame  # the histories of finished runs (see `table_of_histories`)
+    runs: pd.DataFrame  # see `table_of_results`, and `with_means`
+    repeats: pd.DataFrame  # see `table_of_repeats`
+    histories: pd.DataFrame  # see `table_of_histories`
     tables: Sequence[Table]
-    compared: Sequence[Compared]  # the comparisons of all tables
+    compared: Sequence[Compared]
     swept: Markdown | None = None  # a text about the sweeps; None if the grid has no `best_of`
     root: Path | None = None  # the folder of the runs; None: the report uses no checkpoints
 
@@ -79,11 +79,11 @@ def measure(grid: Grid, outcomes: Outcomes, root: Path | None = None) -> tuple[G
 
 
 def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
-    """Return the grid with only the best run of each sweep, and a text on sweeps; without `best_of`, the grid and None.
+    """Return the grid with only the best run of each sweep, and a text about the sweeps.
 
-    The runs of a sweep differ only in the setting that `best_of` names. The best run has the best value of `monitor`,
-    or is the first if no value is finite. The setting is removed from all runs, so that runs of two attentions with
-    different values of the setting are compared as a pair.
+    The runs of a sweep differ only in the setting that the grid's `best_of` names. The best run has the best value of
+    `monitor`. If no value is finite, the first run counts. The setting is removed from all runs, so that the best runs
+    of two attentions form a pair. For a grid without `best_of`, return the grid and None.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -107,7 +107,7 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
 def write_report(grid: Grid, outcomes: Outcomes, out: Path, root: Path | None = None, pdf: bool = False) -> list[Path]:
     """Write report.md, tables.csv, runs.csv and pictures into the folder `out`; return the paths of the first three.
 
-    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, each picture is also a PDF file.
+    `root` is the folder of the runs, for pictures that need checkpoints. With `pdf`, also write each picture as PDF.
     """
     out.mkdir(parents=True, exist_ok=True)
     grid, results = measure(grid, outcomes, root)
@@ -152,7 +152,7 @@ def require_report(grid: Grid) -> None:
 
 
 def swept_setting(grid: Grid) -> str | None:
-    """Return the setting in a grid's `best_of`, None if there is none; UserError unless it is an axis of all runs."""
+    """Return a grid's `best_of`; raise UserError if it names a setting that is not an axis of every run."""
     setting = grid.file.best_of
     if setting is not None and (strange := [run for run in grid.of_all_scales if setting not in run.settings]):
         raise unknown(f"axis in best_of of {grid.name}:", setting, strange[0].settings)
@@ -172,7 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return `monitor`, negated if less is better, −inf if not finite; None if the run lacks it or is not finished."""
+    """Return a number that is larger for better runs, from `monitor`; None if the run lacks it or has not finished."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

@@ -73,7 +73,6 @@ def tables(grid: Grid, results: Results) -> Iterator[Section]:
 def _results(
     grid: Grid, results: Results, cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 ) -> Iterator[Markdown]:
-    """Yield the table of our and published results, a summary of the comparisons, and notes about the results."""
     yield results_table(cells, table, compared)
     less = "; less is better" * (table.kind.better == "less")
     yield Markdown("A point is {}{}.").format(table.kind.point_in_words, less)
@@ -96,7 +95,7 @@ def _other_counts(runs: pd.DataFrame) -> list[Markdown]:
 
 
 def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
-    """Return a list with a sentence: comparisons decided or with lost runs, counts of others; [] without verdicts."""
+    """Return a list with a sentence about the verdicts of a table's comparisons; [] if there are no verdicts."""
     found, told = [], ("worse", "better", "as good", LOST)
     for verdict in told:
         those = [one for one in compared if one.verdict == verdict]
@@ -110,7 +109,6 @@ def summary(table: Table, compared: Sequence[Compared]) -> list[Markdown]:
 
 
 def _comparisons(results: Results, table: Table, compared: Sequence[Compared]) -> Iterator[Markdown]:
-    """Yield a table of comparisons not at the ceiling, a list of those that are, and a table of `steps_to_ceiling`."""
     if not compared:
         return
     yield Markdown("### Is it as good as {}?").format(label(results.first))
@@ -166,7 +164,6 @@ def notes(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def _runs(grid: Grid, results: Results) -> Iterator[Markdown]:
-    """Yield texts on settings that differ from scale `paper`, limited data, missing runs, sweeps, and unequal data."""
     if grid.scale_diff:
         cut = [[name, _values(name, ours), _values(name, full)] for name, (ours, full) in _merged(grid).items()]
         yield markdown_table([["", grid.scale, FULL], *cut])
@@ -219,7 +216,6 @@ def _other_data(grid: Grid, results: pd.DataFrame) -> Iterator[Markdown]:
 
 
 def _costs(results: Results) -> Iterator[Section]:
-    """Yield a section with parameters and times relative to the first attention, if the latter has a finished run."""
     done, first = results.finished, results.first
     if first not in set(done.attention):
         return
@@ -236,8 +232,7 @@ def _costs(results: Results) -> Iterator[Section]:
 
 
 def _repeated(results: Results) -> Iterator[Section]:
-    """Yield a section on how results of repeated runs differ from their first results, if there are repeated runs."""
-    metrics = [name for name in results.repeats if "/" in name]  # including metrics that only some tasks have
+    metrics = [name for name in results.repeats if "/" in name]
     lines = []
     for table in results.tables if len(results.repeats) else ():
         rows = [[table.title, "repeated runs", "identical", "mean difference", "largest absolute difference"]]

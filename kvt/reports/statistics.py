@@ -10,7 +10,7 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION, TOO_FEW, UNDECIDED = "direction unknown", "too few seeds", "undecided"
-SHARED = 0.2  # correlation of the differences in two `blocks` with the same seed, estimated from docs/results
+SHARED = 0.2  # correlation between the differences of two `blocks` at one seed, estimated from docs/results
 
 
 class Summary(NamedTuple):
@@ -23,7 +23,7 @@ class Summary(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The difference between two attentions, in the units of the compared values; `error` may be NaN."""
+    """The difference between two attentions, in the units of the compared values."""
 
     difference: float  # mean over settings of the mean paired difference
     error: float  # standard error of `difference`; NaN if no block has two seeds that all its settings have
@@ -132,7 +132,7 @@ def holm(p: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def verdict(difference: float, different: float, as_good: bool, better: str | None) -> str:
-    """Return a verdict from a corrected p-value (NaN: too few seeds), whether TOST is passed, and `Metric.better`."""
+    """Return the verdict on a comparison. `different` is the corrected p-value, `as_good` whether TOST is passed."""
     if better is None:
         return NO_DIRECTION
     if isnan(different):

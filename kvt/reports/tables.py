@@ -1,4 +1,4 @@
-"""Reads the tables of a grid: metric, columns, published numbers, compared attentions. Names metrics in words."""
+"""Reads the tables of a grid, and names metrics in words."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -40,13 +40,13 @@ def counted(number: float, noun: str) -> str:
 
 
 def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
-    """Return the metrics that the classes `tasks` declare, followed by the metrics that kvt's tasks declare."""
+    """Return the metrics of the classes `tasks`, followed by the metrics of kvt's tasks."""
     ours = (cls for cls in known_classes().values() if issubclass(cls, Task))
     return [*dict.fromkeys(chain.from_iterable(task.metrics for task in (*tasks, *ours)))]
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` for "val/NAME" or "test/NAME" that `tasks` or else kvt's tasks declare; else `Metric(NAME)`.
+    """Return the `Metric` of "val/NAME" that `tasks`, or else kvt's tasks, declare; for an unknown NAME, a new one.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -67,11 +67,11 @@ class Table(NamedTuple):
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published = MappingProxyType({})
-    printed: Published = MappingProxyType({})  # the published numbers in the paper's columns, if these are mislabelled
+    printed: Published = MappingProxyType({})  # the published numbers in the paper's columns, if it mislabels some
     note: str = ""
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`; "" if it is `metric`
-    margin: float = 1.0  # in points; a difference below the margin counts as equal
+    margin: float = 1.0  # in points; the largest difference that counts as equal
     # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
     claims: Mapping[tuple[str, str, str], float] | None = None
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
@@ -86,7 +86,7 @@ class Table(NamedTuple):
 
     @property
     def point_of_chance(self) -> float:
-        """The size of a point of the accuracy that is compared with `chance`: of `accuracy`, or else of `metric`."""
+        """The size of a point of the accuracy that is compared with `chance`."""
         return ACC.point if self.accuracy else self.kind.point
 
     def chance_in(self, column: str) -> float | None:
@@ -99,7 +99,7 @@ class Table(NamedTuple):
         return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     def names(self, column: str) -> frozenset[str]:
-        """Return the names of the runs of a column or pool; no names if there is no such column or pool."""
+        """Return the names of the runs of a column or pool."""
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -108,7 +108,7 @@ class Table(NamedTuple):
 
 
 def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
-    """Map `columns` (None: tasks) to names of their runs at this scale; UserError if one has none at any scale."""
+    """Return the names of runs at the grid's scale by column; raise UserError if a column has no run at any scale."""
     if columns is None or isinstance(columns, list):
         columns = {task: {"task": task} for task in columns or [run.task for run in grid.runs]}
     found, names = {}, {run.name for run in grid.runs}
@@ -121,9 +121,9 @@ def columns_of(grid: Grid, columns: Columns) -> dict[str, frozenset[str]]:
 def tables_of(grid: Grid, outcomes: Outcomes = MappingProxyType({})) -> list[Table]:
     """Return the tables of a grid, without columns that have neither runs nor published numbers.
 
-    A grid without `tables` gets one or two tables for each `monitor` of its tasks: a table of the test metric, and a
-    table of the validation metric for tasks without a test split. Tables without columns are left out. Raises UserError
-    if an entry of the grid names an unknown metric, column, setting, attention or scale.
+    A grid without `tables` gets a table of the test metric for each `monitor` of its tasks, and a table of the
+    validation metric for tasks without a test split. Raises UserError if an entry of the grid names an unknown metric,
+    column, setting, attention or scale.
     """
     columns_of(grid, grid.file.columns)  # checks the columns: learning curves use them even if no table does
     entries = grid.file.tables
@@ -199,14 +199,14 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return a grid's `curves`: for each figure its metrics, the main one first; UserError if a metric is unknown."""
+    """Return a grid's `curves`: the metrics of each figure, the main one first. UserError: a metric is unknown."""
     known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return `against`: by x-axis label, an axis of the grid or a pattern with *; UserError for anything else."""
+    """Return a grid's `against`, {label: setting}; raise UserError for a setting that is no axis and has no *."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

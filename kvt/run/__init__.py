@@ -1,4 +1,4 @@
-"""A run: a configuration becomes a result, a folder and checkpoints. Read the files in this order:
+"""A run makes a result, a folder and checkpoints from a configuration. Read the files in this order:
 
 * `config.py`: `RunConfig`, the configuration of a run as plain data; `sections.py` lists its sections.
 * `cli.py`: `KvtCLI`, a `LightningCLI` that makes data and task from a configuration and flags.

@@ -35,31 +35,30 @@ class RunCallback(L.Callback):
     * A checkpoint also has history, training time, running means of the metrics, `trainer.callback_metrics`, and
       accumulated gradients. It has no random states: `Batches` seeds torch's generators before each training batch.
     * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
-    * Ctrl-C or a signal of a cluster stops the run after the current batch or, if a validation follows, after the
-      validation. `Last` then saves last.ckpt. Several processes tell each other of signals at every log, validation
-      and end of an epoch, and only then stop, all after the same batch. A further Ctrl-C ends the process at once.
+    * A signal in `STOP_SIGNALS` stops the run after the current batch or, if a validation follows, after the
+      validation. `Last` then saves last.ckpt. Several processes stop after the same batch: they tell each other of
+      signals only at logs, validations and ends of epochs. A further Ctrl-C ends the process at once.
 
     Args:
-        resumes: whether this process resumes a run. If the run had been told to stop before, for instance by
-            `EarlyStopping`, it is told again.
+        resumes: whether this process resumes a run. If `EarlyStopping`, for instance, had ended the run, it ends again.
     """
 
     def __init__(self, resumes: bool = False) -> None:
         self.resumes = resumes
-        self.folder: Path | None = None  # the run's folder, for history.csv; None: `write` does nothing
+        self.folder: Path | None = None  # the run's folder; None: the run writes no history.csv
         self.rows: list[Row] = []
         self.diverged: str | None = None  # name, value and step of the first loss that was not finite
         self.seconds = 0.0
-        self.count = 0  # tokens, images, … (see `Task.unit`) that all processes have read in training
+        self.count = 0  # number of tokens, images, … (see `Task.unit`) that all processes have read in training
         self.received = 0  # number of the signal that stops the run; 0: none
-        self._read: int | Tensor = 0  # what this process has read since the last `_tick`, not yet in `count`
+        self._read: int | Tensor = 0  # what this process has read since the last `_tick`
         self._since: float | None = None  # `seconds` counts up to this time; None while the clock is stopped
         self._step: dict[str, float | Tensor] = {}  # learning rate and gradient norm to log after this step
         self._saved: dict[str, Any] = {}  # the entry "run" of the loaded checkpoint
 
     @property
     def rate(self) -> float:
-        """The training speed so far: tokens, images, … (see `Task.unit`) per second."""
+        """The training speed so far, in `Task.unit` per second."""
         return self.count / self.seconds if self.seconds else 0.0
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -86,7 +85,7 @@ class RunCallback(L.Callback):
             setattr(self, name, self._saved.get(name, vars(self)[name]))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore gradients and metrics, end a run that had diverged or been told to stop, handle `STOP_SIGNALS`."""
+        """Restore gradients and metrics. End a run that had diverged or set `should_stop`. Handle `STOP_SIGNALS`."""
         saved, self._saved = self._saved, {}
         pl_module.logged_step = saved.get("logged_step", 0)
         for name, gradient in saved.get("gradients", {}).items():
@@ -145,7 +144,7 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """In `fit`, add a metric from `Task.record` to the history. A loss that is not finite ends the run."""
+        """Add a metric from `Task.record` to the history of training. A loss that is not finite ends the run."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -156,7 +155,7 @@ class RunCallback(L.Callback):
             self._end(trainer, at_once=True)
 
     def write(self) -> None:
-        """Write history.csv into the run's folder, if the run has a folder."""
+        """Write history.csv into `folder`, unless it is None."""
         if self.folder is not None:
             write_csv(self.folder / "history.csv", dict.fromkeys(name for row in self.rows for name in row), self.rows)
 
@@ -169,7 +168,7 @@ class RunCallback(L.Callback):
             trainer.check_val_every_n_epoch = 1
 
     def _may_validate(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether a validation may follow this batch. A signal then stops the run only after the validation."""
+        """Return whether a signal must wait, because a validation or the end of the epoch may follow this batch."""
         batches = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
         is_due = (batches + 1) % (trainer.val_check_batch or inf) == 0
         return trainer.should_stop or trainer.is_last_batch or is_due
@@ -177,7 +176,7 @@ class RunCallback(L.Callback):
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
         """Update `count`, summed over all processes, and `seconds`. Unless `goes_on`, stop the clock."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
-        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # waits for a GPU, before the clock is read
+        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # `int` waits for the work of a GPU
         self._read = 0
         if self._since is not None:
             now = perf_counter()
@@ -203,8 +202,8 @@ class RunCallback(L.Callback):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint IO that writes a temporary file beside the path, and renames the file when it is complete.
 
-    Lightning first writes to the system's folder for temporary files, and then moves the file. Between two disks, the
-    move is a copy, and a process that is killed during the copy leaves half a checkpoint at the path.
+    Lightning moves the file from the system's temporary folder. Between two disks, the move is a copy, and a process
+    that is killed during the copy leaves half a checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -216,7 +215,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Best(ModelCheckpoint):
     """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    `state_key` is constant: Lightning reads it about ten times a step, and would make a new string each time.
+    `state_key` is constant, because Lightning's property makes a new string in each of about ten reads per step.
     """
 
     state_key = "best"
@@ -254,7 +253,7 @@ class Last(ModelCheckpoint):
 class Lines(L.Callback):
     """Prints a line of metrics after each epoch and each validation within an epoch, above any progress bar."""
 
-    printed = -1  # step of the last line; a validation and the end of an epoch at one step print one line
+    printed = -1  # step of the last line: a step prints at most one line
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._print(trainer)

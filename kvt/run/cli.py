@@ -22,9 +22,9 @@ from kvt.tasks.datamodule import classes_of
 from kvt.tune import tune
 
 TRAINER_DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 20}
-"""The defaults of Trainer settings, except `logger`, that differ from Lightning's."""
+"""Defaults of Trainer settings that differ from Lightning's. `settings_parser` sets the default of `logger`."""
 POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval", "gradient_clip_val")
-"""Trainer settings that must be positive if they are numbers. The Trainer itself also accepts other numbers."""
+"""Trainer settings that must be positive if they are numbers. The Trainer would also accept other numbers."""
 LOGGERS = ("tensorboard", "csv", "none")
 """The names that --logger accepts."""
 LoggerSetting = Literal[LOGGERS] | list[Literal[LOGGERS]] | bool | Logger | list[Logger] | None  # type: ignore[valid-type]
@@ -47,23 +47,21 @@ HELP = {
     "ckpt_path": "path to a checkpoint to measure, or to continue training from in a new run",
     "resume": "folder of a stopped run to resume; the result is the same as without the stop",
 }
-"""A dict that maps a flag without its dashes to the flag's help."""
+"""Maps a flag without its dashes to the flag's help."""
 
 
 class KvtCLI(LightningCLI):
     """Parses a configuration and flags of a command line, and makes the data (`datamodule`) and the task (`model`).
 
-    `kvt.run.fit.make_trainer` makes the Trainer.
-
     Args:
         config: the configuration, in the form of config.yaml.
         words: flags, which override the configuration.
-        checkpoint: the checkpoint from which `config` was read, if any.
+        checkpoint: the checkpoint from which `config` was read, or None.
         texts: prog, usage and description for --help.
 
     Attributes:
         content: the configuration with all settings, as in config.yaml.
-        start: the checkpoint to measure, or to start training from; None if the configuration names no checkpoint.
+        start: the checkpoint to measure or to start training from: `checkpoint`, or else `ckpt_path`. May be None.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class KvtCLI(LightningCLI):
         self.config, self.content = parse(parser, self.given, args)
 
     def instantiate_classes(self) -> None:
-        """Make data and task. `LightningCLI` would also make the Trainer, whose callbacks depend on the task."""
+        """Make data and task. `make_trainer` makes the Trainer later, because its callbacks depend on the task."""
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule, self.model = self.config_init.data, self.config_init.model
         self.model.run_config = self.content
@@ -94,7 +92,7 @@ class KvtCLI(LightningCLI):
 
 
 class Parser(OneLineParser, LightningArgumentParser):
-    """A parser of the settings of a run, with full names (--model.lr) and short names (--lr)."""
+    """A parser of the settings of a run."""
 
 
 def settings_parser(classes: Mapping[str, Any], **texts: Any) -> Parser:
@@ -161,7 +159,7 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section as plain data, without linked ones and defaults of optimiser and callbacks."""
+    """Return settings by section as plain data: no model.spec, no data.seed, no defaults of optimiser and callbacks."""
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)
@@ -180,12 +178,12 @@ def _known_parser(**classes: Any) -> Parser:
 
 
 def parse_config(config: Config, words: Sequence[str] = ()) -> Config:
-    """Return `config`, overridden by the flags `words` and completed by defaults; raise UserError as `parse` does."""
+    """Return `config`, overridden by the flags `words` and completed by defaults; raise UserError if `parse` does."""
     return parse(_known_parser(**classes_of(config)), config, words)[1]
 
 
 def default_settings(classes: Mapping[str, Any]) -> Config:
-    """Return the defaults of all settings of a run by section. `classes` is as in `settings_parser`."""
+    """Return the defaults of all settings of a run by section, for `classes` as in `settings_parser`."""
     return by_section(_known_parser(**classes).get_defaults())
 
 

@@ -1,6 +1,6 @@
-"""`RunConfig`, the configuration of a run as plain data, with the content of the run's config.yaml.
+"""`RunConfig`, the configuration of a run.
 
-The module does not import torch, because the import takes seconds. Functions that need torch import it when called.
+Importing torch takes seconds. Functions that need torch therefore import it when called.
 """
 
 import hashlib
@@ -22,10 +22,7 @@ NOT_COMPARED = ("data.data_dir",)
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run, with the content of its config.yaml as plain data.
-
-    `flat` has the settings by which runs are compared. `name` is a hash of the classes, the seed, and the settings in
-    `flat` that differ from their defaults.
+    """The configuration of a run: the content of its config.yaml, as plain data.
 
     Attributes:
         model: class and settings of the task, {"class_path": "kvt.tasks.ListTask", "init_args": {"attn": "kv", …}}.
@@ -35,7 +32,7 @@ class RunConfig:
         compile: whether torch.compile compiles the model.
         threads: number of CPU threads; None: one for a model with less than a million parameters, else torch's number.
         optimizer: the optimiser's class, {"class_path": "torch.optim.AdamW", "init_args": {…}}; None: Adam.
-        ckpt_path: the checkpoint to measure, or to start training from; None: training begins with new weights.
+        ckpt_path: the checkpoint to measure or to start training from; None: training begins with new weights.
     """
 
     model: dict[str, Any]
@@ -67,7 +64,7 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, settings: Mapping[str, Any]) -> "RunConfig":
-        """Return the configuration that has only `settings`, a dict with keys as in `flat`, such as "model.dim"."""
+        """Return the configuration with only `settings`, which have names as in `flat`, such as "model.dim"."""
         parts: dict[str, Any] = {"trainer": {}}
         for name, value in settings.items():
             section, _, setting = name.partition(".")
@@ -95,7 +92,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """Like `flat`, but with settings of the data exactly as in config.yaml. This property imports no class."""
+        """Like `flat`, but with settings of the data exactly as in config.yaml, which needs no import of a class."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
@@ -120,9 +117,8 @@ class RunConfig:
     def name(self) -> str:
         """The run's name: 12 hexadecimal digits of a hash of `asked`.
 
-        A new argument with a default does not rename runs. If a later version of kvt changes the default of a setting,
-        a configuration without this setting keeps its name. `differences` from the config.yaml of an earlier run
-        reports the change, because config.yaml stores every value.
+        If a later version of kvt adds a setting or changes a default, configurations without the setting keep their
+        names. `differences` reports a changed default, because the config.yaml of a run stores every value.
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)}
@@ -134,9 +130,9 @@ class RunConfig:
     def differences(self, other: "RunConfig") -> list[tuple[str, Any, Any]]:
         """Return (name, value in `self`, value in `other`) for each setting of `flat` that differs, sorted by name.
 
-        If one configuration lacks a setting, the setting's default counts as its value, because a later version of kvt
-        may have added the setting, with a default that does not change results. The method imports no class of `other`
-        from outside kvt.
+        If one configuration lacks a setting, the default counts as its value, because a later version of kvt may have
+        added the setting, with a default that does not change results. The method imports no class of `other` from
+        outside kvt.
         """
         ours, theirs = ({**self.defaults, **config.flat} for config in (self, other))
         names = sorted(ours.keys() | theirs.keys())
@@ -164,7 +160,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """A dict of import paths: "model", "data", and "attn" (or the attention's name; "None" if unset)."""
+        """A dict of the import paths "model" and "data", and of "attn", a name or import path ("None" if unset)."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
@@ -185,17 +181,16 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
-    """Return 12 hexadecimal digits of a hash of settings. The hash does not depend on the order of settings."""
+    """Return 12 hexadecimal digits of a hash of settings, which does not depend on their order."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _whole(value: Any) -> Any:
-    """Return a whole-numbered float as an int, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def bare(name: str) -> str:
-    """Return the name of a setting of `RunConfig.flat` without the section, as in the setting's short flag.
+    """Return the name of a setting of `RunConfig.flat` without its section, as in a short flag.
 
     >>> bare("model.dim"), bare("model.class"), bare("seed")
     ('dim', 'model', 'seed')
@@ -221,8 +216,8 @@ def read_configs(files: Sequence[str], named: Mapping[str, str | None] = Mapping
     """Return the configuration in `files`, paths of YAML files or names of tasks, in the form of config.yaml.
 
     A later file overrides an earlier one. `named` may map "model" or "data" to the import path of a class, which
-    replaces the class in the files, and gets only those settings in the files that its constructor takes. Raises
-    UserError if a file does not exist or is invalid, or if the task or the data have no class.
+    replaces the class in the files, and gets those settings in the files that its constructor takes. Raises UserError
+    if a file does not exist or is invalid, or if the task or the data have no class.
     """
     config: Config = {"trainer": {}, **{section: {"init_args": {}} for section in BUILT}}
     for file in files:

@@ -1,4 +1,4 @@
-"""Trains, validates, tests or predicts with the Lightning Trainer. On a CPU, resuming changes no result."""
+"""Trains, validates, tests or predicts with the Lightning Trainer. On a CPU, resuming a run changes no result."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ from kvt.view.pictures import Shown
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a run; empty in all processes but the first.
+    """The result of a run; empty in every process but the first.
 
     Attributes:
         metrics: the first entries of result.json: task, attn, seed, "val/acc", "test/acc", parameters, seconds …
@@ -55,7 +55,6 @@ class Result:
     checkpoint: Path | None = None
 
     def __repr__(self) -> str:
-        """Return metrics and folder as a table."""
         return table(self.metrics | ({} if self.folder is None else {"run": os.path.relpath(self.folder)}))
 
 
@@ -70,7 +69,7 @@ def train(
 ) -> Result:
     """Train, test the best checkpoint, and return the result.
 
-    If a signal stops the run, print how to resume it, or that nothing was saved; exit with 128 + the signal's number.
+    If a signal stops the run, print how to resume it or that nothing was saved, and exit with 128 + the signal number.
 
     Args:
         config: the run's configuration, or a parsed command line.
@@ -79,7 +78,7 @@ def train(
         test: whether to test the best checkpoint, or the final weights if there is none. A run that has diverged, or
             whose data have no test split, is not tested.
         callbacks: further Lightning callbacks.
-        quiet: whether to draw no pictures, not to print the folder, and to keep Lightning's messages, as in a study.
+        quiet: if true, draw no pictures, do not print the folder, and do not silence Lightning's messages.
 
     Raises:
         UserError: a setting is wrong, the data are missing or unfit, or the folder cannot be used.
@@ -89,7 +88,7 @@ def train(
         silence_libraries()
     cli = config if isinstance(config, KvtCLI) else KvtCLI(config.as_dict())
     started, task, data, settings = datetime.now(UTC), cli.model, cli.datamodule, cli.content["trainer"]
-    is_first = getattr(rank_zero_only, "rank", 0) == 0  # whether this is the first of the run's processes
+    is_first = getattr(rank_zero_only, "rank", 0) == 0
     writes = is_first and not settings["fast_dev_run"]
     data.prepare_data()
     data.setup("fit")
@@ -111,8 +110,8 @@ def train(
         purge_step = steps + 1 if resume else None
         trainer = make_trainer(cli, [*callbacks, *added], path, path if writes else None, purge_step)
         # The Trainer converts a model to its precision only after `WeightAveraging` has copied the weights and after a
-        # checkpoint has been loaded. kvt converts the model before both, so that float64 weights are not rounded. Half
-        # precision does not need this: float32 weights represent half-precision numbers exactly.
+        # checkpoint has been loaded. kvt converts before both, so that float64 weights are not rounded. Half precision
+        # does not need this, because float32 represents its numbers exactly.
         if not isinstance(trainer.precision_plugin, HalfPrecision):
             trainer.precision_plugin.convert_module(task)
         if cli.content["compile"]:
@@ -132,7 +131,7 @@ def train(
         try:
             # an absolute path, because "last", "best" and "hpc" are keywords for the Trainer
             trainer.fit(task, data, ckpt_path=os.path.abspath(continued.path) if continued else None, weights_only=True)
-            # a resumed run may have been stopped after its last step: it then trains no step, but makes its result
+            # a run that was stopped after its last step trains no step when it resumes, but makes its result
             if trainer.global_step == (steps if continued and not resume else 0):
                 limits = "--max_epochs, --max_steps, --max_time and --limit_train_batches"
                 raise UserError(f"nothing was trained: check {limits}, which include the training of a checkpoint")
@@ -150,11 +149,7 @@ def train(
 def _result(
     cli: KvtCLI, trainer: L.Trainer, run: RunCallback, best: Best | None, started: datetime, test: bool
 ) -> Result:
-    """Test a run that has ended, and write its result. Return the result.
-
-    There is no test if `test` is false, the run has diverged, or there is no test split. The result is empty in all
-    processes but the first.
-    """
+    """Test a run that has ended, write its result, and return it."""
     task, data = cli.model, cli.datamodule
     saved = Checkpoint(best.best_model_path) if best and best.best_model_path else None
     metrics = dict(saved.saved["metrics"]) if saved else {}
@@ -203,7 +198,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing. Its base class does nothing, too, but creates about 150 generators in each step."""
+    """A profiler that does nothing. Its base class creates about 150 generators in each step."""
 
     nothing = nullcontext()
 
@@ -221,8 +216,8 @@ def make_trainer(
 ) -> L.Trainer:
     """Return the Trainer of a run.
 
-    kvt passes every argument (max_time as None, with a `Timer` instead), because the Trainer reads missing ones from
-    environment variables such as PL_TRAINER_PRECISION. Raises UserError if the Trainer rejects a setting.
+    kvt passes every argument, because the Trainer reads missing ones from environment variables such as
+    PL_TRAINER_PRECISION. Raises UserError if the Trainer rejects a setting.
 
     Args:
         cli: the parsed settings.
@@ -248,7 +243,7 @@ def make_trainer(
     settings["profiler"] = settings["profiler"] or NoProfiler()
     own, limit = settings["callbacks"] or [], settings["max_time"]
     settings["max_time"] = None
-    # the timer comes before `RunCallback`, which adds a final validation when the timer has stopped the run
+    # the timer comes before `RunCallback`, which adds a final validation if the timer has stopped the run
     asked = [*([] if limit is None else [theirs.Timer(limit)]), *(own if isinstance(own, list) else [own]), *callbacks]
     if settings["enable_progress_bar"] is not False and not any(isinstance(one, theirs.ProgressBar) for one in asked):
         settings["enable_progress_bar"] = bool(sys.stdout and sys.stdout.isatty())
@@ -269,8 +264,8 @@ def make_trainer(
 def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bool) -> Path:
     """Return the path of a run's folder; raise UserError if `folder` has a run and `resume` is False.
 
-    If `folder` is None and `writes` is true, make and return a folder version_N with the next free N. Concurrent
-    runs get different folders. If `folder` is None and `writes` is false, return the parent of such folders.
+    If `folder` is None and `writes` is true, make and return a folder version_N with the next free N. If `folder` is
+    None and `writes` is false, return the parent of such folders.
     """
     if folder is not None:
         path = user_path(folder).resolve()
@@ -288,10 +283,7 @@ def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bo
 
 
 def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
-    """Return whether training continues from a checkpoint; if not, load its weights into the task.
-
-    Raises UserError if the checkpoint does not fit the run.
-    """
+    """Return whether training continues from a checkpoint; if not, load its weights into the task."""
     if start.continues:  # the saved state of the optimiser would override a changed setting
         start.require_same(cli.content, ("model", "optimizer"))
     start.require_same_data(cli.datamodule, content=start.continues)
@@ -301,10 +293,7 @@ def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
 
 
 def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Trainer]:
-    """Set up the data for `stage`, load the weights of `cli.start` into the task, and return `cli.start` and a Trainer.
-
-    Raises UserError if `cli.start` is None, or does not fit the settings or the data.
-    """
+    """Set up data for `stage`, load the weights of `cli.start` into the task, and return `cli.start` and a Trainer."""
     if cli.start is None:
         raise UserError(f"{stage} needs --ckpt_path, a file under a run's checkpoints/")
     checkpoint, data = cli.start, cli.datamodule
@@ -323,7 +312,7 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes by name, which is a setting that limits the data of `metrics`, or "stopped" after early stopping."""
+    """Return notes by name: on settings that limit the data of `metrics`, and "stopped" after early stopping."""
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")
@@ -336,9 +325,9 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model in place with torch.compile, which uses CUDA graphs on a GPU. Parameters keep their names.
+    """Compile a task's model in place with torch.compile, on a GPU with CUDA graphs. Parameters keep their names.
 
-    The stacks of blocks are compiled, too, because some tasks call `model.states` instead of the model's `forward`.
+    The stacks of blocks are also compiled, because some tasks call `model.states` instead of the model's `forward`.
     Raises UserError if batches differ in length.
     """
     if data.batches("train", trainer).ragged:

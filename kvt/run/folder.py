@@ -1,4 +1,4 @@
-"""The folder of a run, such as lightning_logs/<task>/<attn>/version_N, with a lock, config.yaml and checkpoints."""
+"""The folder of a run, such as lightning_logs/<task>/<attn>/version_N, and its lock."""
 
 import shutil
 from contextlib import nullcontext
@@ -8,15 +8,9 @@ from filelock import FileLock, Timeout
 
 LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"
-"""Path, in a run's folder, of the checkpoint from which the run resumes.
-
-A run writes this file when a signal stops it, and after each validation, or after each epoch if it never validates.
-"""
+"""Path, in a run's folder, of the checkpoint from which the run resumes; written by `callbacks.Last`."""
 BEST = "checkpoints/best.ckpt"
-"""Path, in a run's folder, of the best checkpoint by validation.
-
-The file exists after the first validation, unless the run has diverged by then.
-"""
+"""Path, in a run's folder, of the best checkpoint. The first validation saves it unless the run has diverged."""
 
 
 def empty(folder: Path) -> None:
@@ -36,7 +30,7 @@ def locked(folder: Path) -> FileLock:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether a process holds the lock of a run's folder; False if that cannot be tested."""
+    """Return whether a process holds the lock of a run's folder; False if this cannot be tested."""
     try:
         with FileLock(folder / LOCK, timeout=0) if (folder / LOCK).exists() else nullcontext():
             return False

@@ -83,9 +83,8 @@ class Checkpoint:
     def config(self) -> Config:
         """The configuration of the run: task, data, seed, optimiser, and the settings in `TRAINER`.
 
-        It lacks the accelerator, callbacks, and an optimiser that is not from torch.optim or has an argument that names
-        a class. The user must name callbacks and such an optimiser again, because a checkpoint alone must not make kvt
-        import them.
+        It lacks the accelerator. It also lacks callbacks, and an optimiser that is not from torch.optim or has an
+        argument that names a class, because a checkpoint alone must not make kvt import them.
         """
         saved, sections = self.saved["config"], {name: self.section(name) for name in BUILT}
         read = {name.removeprefix("trainer.") for name in TRAINER} - {"accelerator", "callbacks"}
@@ -98,22 +97,22 @@ class Checkpoint:
     def load_task(self, kind: type[AnyTask]) -> AnyTask:
         """Return the task, with its trained weights, in eval mode.
 
-        Raises UserError as `section` does, if the task is not a `kind`, or if the weights do not fit.
+        Raises UserError if `section` does, if the task is no instance of `kind`, or if the weights do not fit.
         """
         task = self._make("model", {}, spec=self.spec)
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-        # float16, as in the folder zoo, only makes the file smaller: the model computes in float32
+        # float16, as in the folder zoo, only makes the file smaller
         if kept := dtypes - {torch.float16}:
-            task.to(kept.pop())  # such as float64 after a run with --precision 64-true
+            task.to(kept.pop())  # such as float64 after --precision 64-true
         self.load_weights(task)
         return task.eval()
 
     def load_data(self, **given: Any) -> TaskData:
         """Return the data of the checkpoint's run, set up for validation. `given` replaces settings of the data.
 
-        Raises UserError as `section` does, or if the data differ from those of the run.
+        Raises UserError if `section` does, or if the data differ from those of the run.
         """
         data: TaskData = self._make("data", given, seed=self.seed)
         data.prepare_data()
@@ -133,7 +132,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether training can continue from the checkpoint. Checkpoints in the folder zoo have weights only."""
+        """Whether training can continue from the checkpoint; False if the checkpoint has only weights."""
         return "optimizer_states" in self.saved
 
     def load_weights(self, task: Task) -> None:
@@ -175,7 +174,6 @@ class Checkpoint:
         return UserError(f"{self.path}: {reason}")
 
     def _make(self, section: str, given: Mapping[str, Any], **of_run: Any) -> Any:
-        """Return the task or the data. `given` replaces settings. Of `of_run`, only arguments of the class are used."""
         part = self.section(section)
         cls = section_class(section, part["class_path"])
         return cls(**part["init_args"] | given, **{name: of_run[name] for name in of_run if name in arguments(cls)})
@@ -198,8 +196,7 @@ def _is_plain(value: Any) -> bool:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the plain data and tensors in a file, or in a folder that `save_pretrained` has written.
 
-    Raises:
-        UserError: the path holds no checkpoint of a task of kvt.
+    Raises UserError if the path holds no checkpoint of a task of kvt, or one of kvt 0.1.
     """
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))
     if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long

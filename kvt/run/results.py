@@ -21,7 +21,7 @@ from kvt.tune import environment
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. Their names are the same in all runs of a task.
 
-    Mappings and lists become text: TensorBoard would make a column of each entry, and shows one run's columns only.
+    Mappings and lists become text, because TensorBoard would make a column of each entry.
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
@@ -39,7 +39,7 @@ def save_results(
 ) -> dict[str, Any]:
     """Log scores and notes, write result.json and history.csv if the run has a folder, and return the run's summary.
 
-    TensorBoard's table of hyperparameters shows only settings and scores that are logged in the same call.
+    TensorBoard's table of hyperparameters needs settings and scores in the same call.
     """
     task, data = cli.model, cli.datamodule
     summary: dict[str, Any] = {
@@ -82,12 +82,12 @@ def save_results(
 def write_predictions(
     path: Path, batches: Sequence[Mapping[str, Tensor | list[str]]], names: Sequence[str] | None = None
 ) -> None:
-    """Write a CSV with a heading and a line per example. Floats are rounded to four decimals. A vector fills one cell.
+    """Write a CSV with a line for each example. Floats are rounded to four decimals. A vector fills one cell.
 
     Args:
         path: path of the CSV.
-        batches: for each batch, a dict that maps the name of a column to the column.
-        names: file names of the examples, for a column "file"; None: no such column.
+        batches: for each batch, a dict that maps the names of columns to their cells.
+        names: file names of the examples, for a column "file"; None: no column "file".
     """
     predicted: dict[str, list[Any]] = {}
     for batch in batches:

@@ -23,4 +23,4 @@ TRAINER = {
     **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
     **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
-"""Defaults of the Trainer settings by which runs are compared. Most others concern processes, output and folders."""
+"""Defaults of the Trainer settings by which runs are compared."""

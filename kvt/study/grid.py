@@ -16,21 +16,21 @@ from kvt.run.folder import BEST
 from kvt.run.sections import BUILT, TRAINER
 from kvt.system import CONFIGS, GRIDS, UserError, find_yaml, parse_settings, parse_yaml, unknown, yaml_names
 
-Axes = dict[str, list[Any]]  # maps an axis to its values; a value that is a mapping may set several settings
+Axes = dict[str, list[Any]]  # maps an axis to its values; a value may be a mapping of several settings
 ScaleDiff = dict[str, tuple[list[Any], list[Any]]]  # see `_scale_diff`
 ATTENTIONS = "attentions of one scale alone"
-OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")  # the settings of a task that make up `Run.attention`
+OF_ATTENTION = ("attn", "attn_kwargs", "share_layers")  # the settings in `Run.attention`
 FULL = "paper"  # the scale with which other scales are compared
 ONLY = "full"  # the scale of a grid without the key `scales`
 
 Settings = dict  # with dict[str, Any], jsonargparse would parse strings in it as YAML
 Tasks = dict[str, Settings | None] | list[str]  # maps a task to its own axes; or names of tasks
-Columns = dict[str, Settings] | list[str] | None  # maps columns to runs' settings; or names of tasks; None: all tasks
+Columns = dict[str, Settings] | list[str] | None  # maps a column to its runs' settings; or names of tasks
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale. Its `tasks` and `seeds` replace the grid's if given. Its `axes` replace or extend each task's axes."""
+    """A scale of a grid. If given, `tasks` and `seeds` are its only ones. `GridFile.at` merges the axes."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -56,11 +56,11 @@ class TableEntry:
     over_training: bool = False
     margin: float = 1.0
     solved: list[str] | Settings = field(default_factory=list)
-    columns: Columns = None
+    columns: Columns = None  # None: the grid's columns
     pools: dict[str, list[str]] = field(default_factory=dict)
     claims: list[ClaimsEntry] | None = None  # the comparisons that have a verdict; None: all have one
     published: dict[str, dict[str, float | tuple[float, float]]] = field(default_factory=dict)
-    relabelled: dict[str, str] = field(default_factory=dict)
+    relabelled: dict[str, str] = field(default_factory=dict)  # maps the paper's wrong columns to the right ones
     note: str = ""
 
     @property
@@ -82,13 +82,13 @@ class GridFile:
     scales: dict[str, Scale | None] = field(default_factory=lambda: {ONLY: None})
     title: str | None = None
     sections: list[str] = field(default_factory=lambda: ["tables", "curves", "notes"])
-    columns: Columns = None
+    columns: Columns = None  # None: one for each task
     pairs: list[tuple[str, str]] = field(default_factory=list)  # to compare, besides each attention with the first
     tables: list[TableEntry] | None = None  # see `kvt.reports.tables.tables_of`
     curves: list[list[str]] = field(default_factory=lambda: [["val/loss", "train/loss"]])
     best_of: str | None = None  # see `kvt.reports.report.best_of`
     against: dict[str, str] = field(default_factory=dict)
-    set: Settings = field(default_factory=dict)  # replaces or adds the axes with these names in all tasks and scales
+    set: Settings = field(default_factory=dict)  # the axes from --set, for all tasks and scales
 
     @classmethod
     def parse(cls, content: Any) -> "GridFile":
@@ -102,13 +102,13 @@ class GridFile:
             raise UserError(str(error).replace("grid.", "")) from error
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes of each task of a scale, and the seeds of the scale."""
+        """Return the axes of a scale by task, and its seeds."""
         changes, found = self.scales[scale] or Scale(), dict[str, Axes]()
         own, tasks = map(_as_mapping, (self.tasks, self.tasks if changes.tasks is None else changes.tasks))
         for task, axes in tasks.items():
             merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {}) | self.set
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}
-        return found, changes.seeds or self.seeds
+        return found, self.seeds if changes.seeds is None else changes.seeds
 
 
 def _as_mapping(tasks: Tasks) -> dict[str, Settings | None]:
@@ -129,7 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings that a value of an axis stands for, with declared types; a mapping may hold several."""
+        """Return the settings that a value of an axis sets, of their declared types; UserError if one is unknown."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -208,7 +208,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a grid at a scale, in the order of training: all runs with the first seed are first."""
+    """The runs of a grid at a scale. All runs with the first seed come first."""
 
     name: str
     scale: str
@@ -236,10 +236,7 @@ class Grid:
 
 
 def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequence[Run]:
-    """Return the runs whose settings have the values `wanted`; raise a UserError that names `where` if there are none.
-
-    The names in `wanted` are short names of settings, "seed" and "task".
-    """
+    """Return the runs whose settings have the values `wanted`; if there are none, raise UserError with `where`."""
     for name, value in wanted.items():
         if not (having := [run for run in runs if name in run.values]):
             raise unknown(f"setting in {where}:", name, sorted(runs[0].values))
@@ -276,8 +273,8 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str] = ()) -> Grid:
     """Return a grid at one of its scales.
 
-    The grid gives a task as a path that ends in .yaml and is relative to the grid's folder, or as a name. A name stands
-    for the file ../configs/<name>.yaml relative to the grid's folder, or else for kvt/configs/<name>.yaml.
+    A task is a path that ends in .yaml, relative to the grid's folder, or a name. A name stands for the file
+    ../configs/<name>.yaml relative to the grid's folder, or else for kvt/configs/<name>.yaml.
 
     Args:
         named: path of the grid's YAML file, or name of a grid in kvt/grids.

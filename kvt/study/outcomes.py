@@ -17,7 +17,7 @@ from kvt.system import UserError, one_line, parse_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
-REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # settings of version 0.1 without effect
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # of version 0.1; values without effect
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 
@@ -40,13 +40,13 @@ def tally(states: Iterable[State]) -> str:
 
 
 class Outcome(NamedTuple):
-    """The state of a run, and the result of a finished or diverged run. The source is a run's folder or a record."""
+    """The state of a run and, if the run has finished or diverged, its result."""
 
     state: State
     message: str = ""  # one line: why the run failed or diverged
     result: dict[str, Any] = {}  # noqa: RUF012 - never modified; the content of result.json without "config"
     history: pd.DataFrame | None = None
-    config: Any = None  # the stored RunConfig; None if missing or damaged, or if it differs from `wanted`
+    config: Any = None  # the RunConfig in the run's files; None if unknown, or if it is not the wanted one
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; all but the first are repetitions
@@ -65,8 +65,7 @@ def read_outcomes(runs: Sequence[Run], root: Path) -> Outcomes:
 def read_outcome(folder: Path, wanted: RunConfig | None = None) -> Outcome:
     """Return a run's outcome, read from its folder. A run with a damaged file is `FAILED`; `message` names the file.
 
-    A run whose configuration differs from `wanted` is `FAILED`, too, for instance because a default of kvt has changed,
-    or because the folder is a copy of another run's folder.
+    A run whose configuration differs from `wanted` is `FAILED`, too: a default of kvt may have changed since the run.
     """
     try:
         outcome = _read(folder)
@@ -93,7 +92,7 @@ def _read(folder: Path) -> Outcome:
 
 
 def ended(result: Any, history: pd.DataFrame | None) -> Outcome:
-    """Return a run's outcome from its result.json and history; raise ValueError if `result` lacks a `REQUIRED` key."""
+    """Return the outcome from a parsed result.json and a history; raise ValueError if a `REQUIRED` key is missing."""
     if missing := [key for key in REQUIRED if key not in result]:
         raise ValueError(f"{missing[0]} is missing")
     state = State.DIVERGED if "diverged" in result else State.FINISHED
@@ -112,17 +111,17 @@ def damage(where: str) -> Iterator[None]:
 
 def _configuration(stored: Mapping[str, Any]) -> RunConfig:
     config = RunConfig(**{n: value for n, value in stored.items() if n not in REMOVED or value != REMOVED[n]})
-    dict(config.stated)  # raises unless it has the sections of a run
+    dict(config.stated)  # raises if a section is malformed
     return config
 
 
 def thinned(rows: Any, points: int) -> Any:
-    """Return at most `points` of the rows. The returned rows are evenly spaced and include the last row."""
+    """Return at most `points` evenly spaced rows, including the last."""
     return rows[:: -max(1, ceil(len(rows) / points))][::-1]
 
 
 def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table with a row for each run of the grid, in the grid's order. Runs that are not done have a row, too.
+    """Return a table with a row for each run of the grid, done or not, in the grid's order.
 
     Columns: name, task, attention, seed, setting (the settings that differ within the grid, as text), state, message;
     one column for each setting that differs within the grid; metrics such as "test/acc"; the keys in `KEPT` from
@@ -132,12 +131,12 @@ def table_of_results(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
 
 
 def table_of_repeats(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table like `table_of_results`, but with the repetitions of runs: every outcome except a run's first."""
+    """Return a table like `table_of_results`, with a row for each repetition: every outcome of a run but the first."""
     return _table(grid, {run.name: outcomes.get(run.name, ())[1:] for run in grid.runs})
 
 
 def table_of_histories(grid: Grid, outcomes: Outcomes) -> pd.DataFrame:
-    """Return a table with the rows of the histories of finished runs; an empty table if there are none.
+    """Return a table with the histories of finished runs; an empty table if there are none.
 
     Columns: name, task, attention, seed, setting, step, seconds of training, and metrics such as "train/loss". If a run
     was trained several times, its first history is used.

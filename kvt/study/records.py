@@ -29,7 +29,7 @@ from kvt.study.outcomes import RESULT, Outcome, State, damage, ended, read_outco
 from kvt.system import UserError, parse_yaml, printable, say, user_path, write_atomically
 
 RESULTS, HISTORIES, RECORD = "results.csv", "histories.csv.gz", "record.yaml"
-POINTS = 100  # largest number of rows with training metrics alone that a record keeps of a history
+POINTS = 100  # largest number of rows with only training metrics that a record keeps of a history
 KEY = ["name", "replication"]
 FIRST = [*KEY, "task", "attention", "seed", "state"]
 LEFT_OUT = ("task", "attn", "seed", "better")  # keys of result.json that other columns or the task's class have
@@ -86,11 +86,10 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 
 
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
-    """Add results of a grid, from folders of runs and from other records, to a record; return a line with counts.
+    """Add results of a grid, from folders of runs and other records, to the record `folder`; return a line of counts.
 
-    The function makes a new record if `folder` has none. Rows have the order of the grid. Rows of runs that are no
-    longer in the grid come last. If there are no new results, the record is not written. Raises UserError if the record
-    is damaged, or belongs to another grid or scale.
+    The function makes a new record if `folder` has none. Rows are in the order of the grid, with rows of runs that the
+    grid no longer has at the end. Raises UserError if the record is damaged, or belongs to another grid or scale.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +128,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of result.json that are in a row. The entry "config" lacks default Trainer settings."""
+    """Return the result.json that a row holds. Its "config" lacks Trainer settings with default values."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
@@ -142,7 +141,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of an outcome's row, without the columns in `FIRST` and default Trainer settings."""
+    """Return an outcome's row by column, without the columns in `FIRST` and Trainer settings with default values."""
     settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
     found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():
@@ -177,7 +176,7 @@ def _write(folder: Path, old: Record, rows: Sequence[Row]) -> None:
 
 
 def _thinned(history: pd.DataFrame) -> pd.DataFrame:
-    """Thin out the rows of a history that have only training metrics, to at most `POINTS`; keep all other rows."""
+    """Keep at most `POINTS` of a history's rows that have only training metrics, and all other rows."""
     others = [name for name in history if not name.startswith("train/") and name not in ("step", "seconds")]
     measured = history[others].notna().any(axis=1)
     kept = pd.concat([history[measured], thinned(history[~measured], POINTS)]).sort_index()
@@ -185,7 +184,7 @@ def _thinned(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON, but leave a non-empty, printable string unchanged unless it would be read as JSON."""
+    """Return a value as JSON, or unchanged if it is a non-empty, printable string that `_value` reads as itself."""
     plain = isinstance(value, str) and value and value.isprintable() and _value(value) == value
     return value if plain else json.dumps(value)
 

@@ -40,9 +40,9 @@ def make_runs(
 ) -> int:
     """Train the runs that have not ended, as `kvt study run` does; return the number of failed runs.
 
-    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. With
-    `listed`, the function lists the runs with their states instead of training. The other arguments are flags of the
-    command. Failed runs include runs that failed before and are not retried. With `dry_run` or `listed`, return 0.
+    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. `listed`
+    is the flag --list. Failed runs include runs that failed before and are not retried. With `dry_run` or `listed`,
+    train nothing and return 0.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -88,7 +88,7 @@ def make_runs(
 def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayCluster) -> Iterator[tuple[Run, Outcome]]:
     """Execute the runs. Yield each run and its outcome when this study, or another study in the folder, ends the run.
 
-    A run whose process dies is resumed. After `ATTEMPTS` deaths without a new checkpoint in between, the run fails.
+    A run whose process dies is resumed; see `ATTEMPTS`.
     """
     data_dir = str(user_path(os.environ.get("KVT_DATA_DIR") or "data").resolve())
     todo, started = [*runs], dict[Path, Run]()
@@ -121,7 +121,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 class Times:
-    """Estimates the time of runs from known runs on GPUs, or from known runs on CPUs if this machine has no GPU."""
+    """Estimates the time of runs from runs passed to `add`: those on GPUs, or on CPUs if this machine has no GPU."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to the runs' seconds
@@ -136,10 +136,10 @@ class Times:
             self.machines[gpus[0] if gpus else result["machine"]["processor"]] += 1
 
     def left(self, runs: Iterable[Run], workers: int) -> str:
-        """Return the estimated total time of `runs` with `workers` workers, such as "about 0:12:30".
+        """Return the estimated total time of `runs`, such as "about 0:12:30"; "unknown time" if no run is known.
 
-        The time of a run is the mean time of the known runs of the nearest size, scaled by size. These are runs of the
-        same task, or of any task if no run of the task is known. Return "unknown time" if no run is known.
+        The time of a run is the mean time of known runs of its task with the nearest size, scaled by size. If no run of
+        its task is known, runs of all tasks count.
         """
         seconds = 0.0
         for (task, size), count in Counter((run.task, run.size) for run in runs).items():

@@ -46,7 +46,7 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Delete error.txt, and all files if the run is still `FAILED` then. Do nothing while the folder is in use."""
+    """Delete error.txt. If the run is still `FAILED`, delete all its files. Do nothing while the folder is in use."""
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -60,7 +60,7 @@ def train_job(job: Job) -> None:
     resume = (job.folder / LAST).is_file()
     if not resume:
         empty(job.folder)  # deletes the files of a run whose process died before the first checkpoint
-    # quiet=True draws no pictures, because drawing takes longer than training a small model
+    # quiet=True: drawing pictures takes longer than training a small model
     train(config, job.folder, resume=resume, quiet=True)
     (job.folder / LAST).unlink(missing_ok=True)  # keeps only best.ckpt
 
@@ -77,7 +77,7 @@ def write_error(folder: Path, message: str, trace: str = "") -> None:
 
 
 class LocalWorkers:
-    """Workers that train each run in a new process, forked from a server process that has imported all modules.
+    """Workers that train each run in a new process, forked from a server process that has imported kvt and torch.
 
     Each worker gets a share of the cores that this process may use, and one of the GPUs if there are any. The workers'
     processes ignore Ctrl-C, and end when the process that made this object ends or is killed.
@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` until a process ends. For each that has, yield its job and why it died, "" if not."""
+        """Wait at most `seconds` for a process to end. For each that has, yield its job and why it died, or ""."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()
@@ -152,7 +152,7 @@ class RayCluster:
             if host:  # fails at once if nothing listens there; Ray would try for two minutes
                 create_connection((host, int(port)), timeout=10).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        except (OSError, RuntimeError, ValueError) as error:  # Ray raises ConnectionError, an OSError
             raise UserError(f"--ray {address}: cannot connect; `ray start --head` starts a cluster: {error}") from error
         gpus = int("GPU" in ray.cluster_resources())
         self._kind = "GPU" if gpus else "CPU"
@@ -168,7 +168,7 @@ class RayCluster:
         self._running[self._task.remote(job)] = job
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Do what `LocalWorkers.wait` does; raise UserError if the connection to Ray is lost."""
+        """Do as `LocalWorkers.wait`; raise UserError if the connection to Ray is lost."""
         for task in self._ray.wait([*self._running], timeout=seconds)[0]:
             job, died = self._running.pop(task), ""
             try:

@@ -55,7 +55,7 @@ class FeatureFile:
 
 
 class BackboneFeatures:
-    """Image features: inputs of a torchvision classifier's last linear layer, such as the 512 numbers of ResNet-34.
+    """Image features: inputs of a torchvision classifier's last linear layer.
 
     Pixels are normalised as in the training of the published weights. An image is resized only if a side is smaller
     than the network accepts, or larger than `crop_size` of the weights' transforms. A grey image gets three equal
@@ -74,7 +74,7 @@ class BackboneFeatures:
         self.cache = data_dir / ".cache" / f"features-{self._hash(images.key)}.pt"
 
     def prepare(self) -> None:
-        """Compute the features of all images, on a CUDA GPU if there is one, unless the features are cached."""
+        """Unless the features of the images are cached, compute them, on a CUDA GPU if there is one."""
         cache_splits(self.cache, self._compute, read_features)
 
     @property
@@ -82,7 +82,6 @@ class BackboneFeatures:
         return self._hash(self.images.content)  # not a hash of the features, whose last digits differ between machines
 
     def load(self) -> Splits:
-        """Return features and labels in the form that `read_features` returns."""
         return read_features(self.cache)
 
     def preprocess(self, images: Tensor) -> Tensor:
@@ -211,8 +210,7 @@ class SetAnomalies(TaskData):
 
     `positions` are the anomalies' indices in their sets. An anomaly is an image of another class than all other images
     of the set. In an epoch, every image of a split is the anomaly of one set. Training sets are drawn anew in every
-    epoch. Validation and test sets are drawn once, and depend on the seed. Unless `features` is given, a pretrained
-    network computes the features, which are cached in a file.
+    epoch, validation and test sets only once.
 
     Args:
         dataset: cifar100, or another data set that `Images` accepts.

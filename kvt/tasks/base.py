@@ -25,7 +25,7 @@ from kvt.tasks.schedules import require_schedule, with_schedule
 
 Spec = dict  # without a type of values: with one, jsonargparse would parse strings in the dict as YAML
 """`TaskData.spec`: plain values that the model needs from the data."""
-MODEL, SETTINGS = "model.safetensors", "config.json"  # files of `Task.save_pretrained`: weights; settings
+MODEL, SETTINGS = "model.safetensors", "config.json"  # files that `Task.save_pretrained` writes
 
 
 class Task(L.LightningModule, ABC):
@@ -39,10 +39,10 @@ class Task(L.LightningModule, ABC):
     """
 
     unit: ClassVar[str] = "predictions"  # the unit of `num_read`, such as "images" or "tokens"
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)  # all metrics of the task
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", better="less"),)
     monitor: ClassVar[str] = "val/loss"  # the metric by which the best checkpoint is chosen
     must_match: ClassVar[tuple[str, ...]] = ()  # keys whose values in `spec` must agree in data and model, e.g. "vocab"
-    lr: float = 1e-3  # learning rate
+    lr: float = 1e-3
     warmup: int = 0  # steps of linear warm-up
     schedule: str = "constant"  # a key of `kvt.tasks.schedules.SCHEDULES`
     model: nn.Module
@@ -51,14 +51,14 @@ class Task(L.LightningModule, ABC):
         super().__init__()
         self.save_hyperparameters(logger=False)  # also saves the arguments of the subclass
         self.monitored()
-        self.metric_notes: dict[str, str] = {}  # notes for a reader of the result, by topic
+        self.metric_notes: dict[str, str] = {}  # notes for result.json, by topic
         self.logged_step = 0  # the training step after which `on_train_batch_end` last logged
         self.run_config: dict[str, Any] | None = None  # the content of config.yaml; None outside a run of kvt
-        if rate:  # if a subclass passes on **kwargs, the arguments of `set_rate` become flags
+        if rate:  # jsonargparse follows **kwargs to this call: the arguments of `set_rate` become flags
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Skip nn.Module's slow checks if a string or None replaces a value. Lightning does this in every hook."""
+        """Skip nn.Module's slow checks if a string or None replaces an attribute, as Lightning does in every hook."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -75,7 +75,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last log, by names such as "val/loss"; no submodules, because the dict is plain."""
+        """Running means since the last log, by names such as "val/loss"; in a plain dict, they are no submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -83,12 +83,12 @@ class Task(L.LightningModule, ABC):
 
     @property
     def attn(self) -> str:
-        """The name or import path of the attention; for a task without the argument `attn`, the name of its class."""
+        """The name or import path of the attention; if the task has no argument `attn`, the name of the task class."""
         return str(self.hparams.get("attn", type(self).__name__))
 
     @property
     def optimizer_config(self) -> dict[str, Any] | None:
-        """The optimiser that the run names, {"class_path": …, "init_args": …}; None if it names none."""
+        """The entry "optimizer" of `run_config`, such as {"class_path": …, "init_args": …}; None without an entry."""
         return (self.run_config or {}).get("optimizer")
 
     @property
@@ -113,12 +113,12 @@ class Task(L.LightningModule, ABC):
 
     @abstractmethod
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict with the loss and the other `metrics` of a batch; the dict may have further entries.
+        """Return a dict with "loss" and the other `metrics` of a batch; entries with other names are not logged.
 
-        It lacks metrics with `how="recorded"`. A metric is a tensor with one number, the mean over the predictions of
-        the batch, or a pair of a sum and a divisor. Sums and divisors of all batches are added up before the division.
-        For a metric with `bins`, sum and divisor have one entry per bin. For a metric with `how="exp"`, the dict has
-        its logarithm. A task may return some metrics in eval mode only.
+        The loss is a scalar tensor. Another metric is a scalar tensor, the mean over the predictions of the batch, or a
+        pair of a sum and a divisor. Sums and divisors of all batches are added up before the division. For a metric
+        with `bins`, sum and divisor have one entry per bin. For a metric with `how="exp"`, the dict has its logarithm.
+        The dict has no metrics with `how="recorded"`, and may have some metrics in eval mode only.
         """
 
     def predictions(self, batch: Any) -> Predictions:
@@ -126,7 +126,7 @@ class Task(L.LightningModule, ABC):
         raise NotImplementedError
 
     def losses(self, batch: Any, smoothing: float = 0.0) -> Losses:
-        """Return the `Losses` of a batch: cross-entropy with label smoothing, and other measures of `predictions`."""
+        """Return the `Losses` of a batch, computed from `predictions` with label smoothing."""
         return cross_entropy(self.predictions(batch), smoothing)
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return row and column labels of a layer's attention map for one example; None if there are no labels."""
+        """Return row and column labels of a layer's attention map for one example; None without labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -162,7 +162,7 @@ class Task(L.LightningModule, ABC):
         return ""
 
     def sample(self) -> str | None:
-        """Return a text that the model generates, as Markdown for TensorBoard; None if the model generates no text."""
+        """Return a text that the model generates, as Markdown for TensorBoard; None without a text."""
         return None
 
     def check_causality(self) -> None:
@@ -172,7 +172,7 @@ class Task(L.LightningModule, ABC):
         return self.model(*args, **kwargs)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.safetensors (each tied weight once) and config.json to a folder, as on the Hugging Face hub."""
+        """Write model.safetensors, which has each tied weight once, and config.json to a folder."""
         weights: dict[str, Tensor] = {}
         first: dict[int, str] = {}
         tied: dict[str, str] = {}
@@ -239,7 +239,7 @@ class Task(L.LightningModule, ABC):
                 raise UserError(f"{type(one).__name__}: {modes}: choose an optimiser without modes")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients. If an epoch's last step accumulates fewer batches than usual, average over these only."""
+        """Compute gradients. If an epoch's last step accumulates fewer batches than usual, average over those only."""
         batches, usual = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if (rest := batches % usual) and self.trainer.fit_loop.batch_idx >= batches - rest:
             loss = loss * (usual / rest)
@@ -264,7 +264,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add "config": `run_config`, or else class and arguments of the task, and of data, if any, with the seed."""
+        """Add the entry "config": `run_config`; outside a run of kvt, class and arguments of task and data."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -279,7 +279,7 @@ class Task(L.LightningModule, ABC):
                 callback.on_record(self.trainer, name, float(value))
 
     def measure(self, stage: str, computed: Mapping[str, Any], weight: int | Tensor) -> None:
-        """Add the result of `compute_metrics` to running means; a tensor has the weight `weight`, a pair its own."""
+        """Add `computed`, the result of `compute_metrics`, to running means; `weight` is the number of predictions."""
         for metric, mean in self._means(stage):
             value = computed.get(metric.name)
             if isinstance(value, Tensor):  # converted first, because half precision would overflow
@@ -288,7 +288,6 @@ class Task(L.LightningModule, ABC):
                 mean.update(*value)
 
     def _means(self, stage: str) -> Iterator[tuple[Metric, Mean]]:
-        """Yield the metrics of a stage with their running means."""
         for metric in self.metrics:
             if (mean := self.means.get(f"{stage}/{metric.name}")) is not None:
                 yield metric, mean if mean.device == self.device else mean.to(self.device)
@@ -314,7 +313,7 @@ class Task(L.LightningModule, ABC):
             mean.reset()
         for name, number in logged.items():
             self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
-        if logged and self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
+        if logged and self.trainer.state.fn == TrainerFn.FITTING:  # the step in loggers; their default is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
 
 
@@ -333,7 +332,7 @@ def as_config(made: Any) -> dict[str, Any]:
 
 @cache
 def known_classes() -> dict[str, type[Any]]:
-    """Return a dict from names to classes: the concrete task and data classes of kvt."""
+    """Return a dict from names to the concrete task and data classes of kvt."""
     return {
         name: cls
         for name, cls in vars(import_module("kvt.tasks")).items()
@@ -349,14 +348,14 @@ def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
 
 
 class Classification(Task):
-    """A task whose loss is the cross-entropy, and whose metric is accuracy; a batch is (inputs, targets, …)."""
+    """A task with the metrics loss (cross-entropy) and accuracy. A batch is (inputs, targets, …)."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, ACC)
     monitor = "val/acc"
-    smoothing: float = 0.0  # label smoothing in training; set by the constructor of a subclass
+    smoothing: float = 0.0  # label smoothing in training
 
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
-        """Return a dict of "loss", "acc", "logits" (None if computed in chunks) and "found", what `losses` returns."""
+        """Return a dict: "loss", "acc", "logits" (None if computed in chunks) and "found" (the result of `losses`)."""
         found = self.losses(batch, self.smoothing if self.training else 0.0)
         right = found.right.sum(dtype=found.loss.dtype)
         return {"loss": found.loss, "acc": right / self.num_predictions(batch), "logits": found.logits, "found": found}
@@ -375,7 +374,7 @@ class Classification(Task):
         return f"true {true}, predicted {predicted}"
 
     def class_title(self, label: int) -> str:
-        """Return the name of a class; default: the number of the class."""
+        """Return the name of a class; default: its number."""
         return str(label)
 
     @torch.no_grad()
@@ -385,7 +384,7 @@ class Classification(Task):
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of the targets, the most probable classes, and the probabilities of these classes."""
+        """Return a dict of the targets, the most probable classes, and their probabilities."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
         return {"target": targets, "prediction": prediction, "probability": probability}

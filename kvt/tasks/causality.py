@@ -1,4 +1,4 @@
-"""Checks that a causal model does not use later tokens, as it would if its attention ignored the argument `causal`.
+"""Checks that a causal model does not use later tokens.
 
 >>> copies_next, copies_own = lambda tokens: tokens.roll(-1, 1).float(), lambda tokens: tokens.float()
 >>> leaks_future(copies_next, torch.arange(6)), leaks_future(copies_own, torch.arange(6))
@@ -19,7 +19,7 @@ SHORT = 16  # length of the shorter test sequence: in a long one, one token hard
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that sets eval mode, and disables gradients and compilation; the exit restores all modes."""
+    """Context manager for eval mode, without gradients and compilation; the exit restores the mode of each module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -49,7 +49,7 @@ def leaks_future(predict: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
 def require_causal(attn: str, model: nn.Module, predict: Callable[[Tensor], Tensor], length: int, symbols: int) -> None:
     """Raise UserError if an output of `predict`, which calls `model`, depends on a later symbol.
 
-    Test sequences have at most `length` symbols, numbers from 0 to `symbols` − 1. `attn` is named in the message.
+    Test sequences have at most `length` symbols, numbers from 0 to `symbols` − 1.
     """
     tokens = torch.arange(length, device=next(model.parameters()).device) % symbols
     with eval_mode(model):

@@ -1,4 +1,4 @@
-"""`TaskData`, the base class of all data sets. It keeps splits as tensors, and resumes within an epoch."""
+"""`TaskData`, the base class of all data sets, and functions that find classes of tasks and data."""
 
 import os
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ class TaskData(L.LightningDataModule, ABC):
     """A data set whose splits, usually "train", "val" and "test", are tensors.
 
     A subclass implements `load`. It sets `spec` if the model needs sizes or the vocabulary of the data, and `task_name`
-    if the name of the task is not the class name in lower case. The arguments are flags of all data sets of kvt.
+    if the name of the task is not the class name in lower case.
 
     Args:
         batch_size: number of examples in a batch of one process.
@@ -31,12 +31,12 @@ class TaskData(L.LightningDataModule, ABC):
         data_dir: folder of data sets and caches; default: $KVT_DATA_DIR, else ./data.
     """
 
-    task_name: str  # also the name of the folder with the task's runs
+    task_name: str  # name of the task, and of the folder with its runs
     spec: dict[str, Any]  # plain values that the model needs, such as sizes and vocabulary; available before `setup`
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
-    measured: ClassVar[tuple[str, ...]] = ()  # keys of `spec` that may be measured; a checkpoint keeps the values
+    measured: ClassVar[tuple[str, ...]] = ()  # arguments that, if None, may be measured; their values are in `spec`
     content: str | None = None  # a hash or name of the data that `load` has read; None if `load` generates them
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
@@ -52,7 +52,7 @@ class TaskData(L.LightningDataModule, ABC):
         self.batch_size, self.seed = batch_size, seed
         self.data_dir = user_path(os.environ.get("KVT_DATA_DIR") or "data" if data_dir is None else data_dir)
         self.splits: dict[str, tuple[Tensor, ...]] = {}
-        self.notes: dict[str, str] = {}  # notes about the data for a reader of the result, by topic
+        self.notes: dict[str, str] = {}  # notes for result.json, by topic
         self._train_batches: Batches | None = None
         self._resume_from: dict[str, int] | None = None
 
@@ -62,7 +62,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def chance(cls, **settings: Any) -> float | None:
-        """Return the accuracy of guessing for data with these constructor arguments; None if it is unknown."""
+        """Return the accuracy of guessing for data with these constructor arguments; None if unknown."""
         return None
 
     @classmethod
@@ -83,7 +83,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @property
     def are_others(self) -> bool:
-        """Whether the data differ from the training data of the evaluated model; False if that is unknown."""
+        """Whether the data differ from the training data of the evaluated model; False if unknown."""
         return self.trained_on not in (None, self.content)
 
     def train_dataloader(self) -> Batches:
@@ -117,11 +117,11 @@ class TaskData(L.LightningDataModule, ABC):
         return "test" if "test" in self.splits else "val"
 
     def names(self, split: str) -> list[str] | None:
-        """Return names of the examples of a split, such as file names; None if the examples have no names."""
+        """Return names of the examples of a split, such as file names; None without names."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # not a state of the loader: to count steps, the Trainer makes the loader before it restores a checkpoint
+        # not left to the loader, which Lightning does not restore if it made the loader earlier, to count steps
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class TaskData(L.LightningDataModule, ABC):
         return islice(rows, first, min(first + count, len(rows)))
 
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
-        """Return up to ⌈count / 16⌉ batches of 16 rows of a split.
+        """Return up to ⌈count / 16⌉ batches of at most 16 rows of a split.
 
         The rows are random; with `keeps_order`, they are the first rows, unless the split is "train".
         """
@@ -190,7 +190,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged; import no other class."""
+    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged."""
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 

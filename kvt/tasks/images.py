@@ -38,8 +38,8 @@ class Images(TaskData):
     __doc__ = f"""Images and their classes. A batch is (images, uint8 (B, C, H, W); classes, int64 (B,)).
 
     Without a validation split, a random part of the training images, set by the seed, serves as one. With
-    `augment`, each training image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip,
-    on the model's device; the result is float32.
+    `augment`, each training image gets a random resized crop (scale 0.8–1, ratio 0.9–1.1) and a random horizontal flip;
+    the result is float32.
 
     Args:
         dataset: {", ".join(SETS)}.
@@ -84,7 +84,7 @@ class Images(TaskData):
 
     @classmethod
     def as_recorded(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings in canonical form: the numbers of a known data set replace a `mean` or `std` of None."""
+        """Return settings in canonical form: a known data set's numbers replace a `mean` or `std` of None."""
         usual = {} if settings.get("root") else cls._usual(str(settings.get("dataset")))
         given = super().as_recorded(settings)
         return {**given, **{name: usual[name] for name in usual if given.get(name) is None}}
@@ -95,7 +95,7 @@ class Images(TaskData):
 
     @classmethod
     def _usual(cls, dataset: str) -> dict[str, list[float]]:
-        """Return mean and std of a known data set; an empty dict for any other data set."""
+        """Return mean and std of a known data set; {} for any other."""
         known = cls.sets.get(dataset)
         return {"mean": [*known.mean], "std": [*known.std]} if known else {}
 
@@ -124,7 +124,6 @@ class Images(TaskData):
 
     @cached_property
     def _training(self) -> dict[str, tuple[Tensor, ...]]:
-        """The images and classes of the splits "train" and "val"."""
         images, labels = self.source.load("train")
         if "val" in self.source.splits:
             return {"train": (images, labels), "val": self.source.load("val")}
@@ -156,7 +155,7 @@ class Images(TaskData):
 class ImageTask(BlockTask, Classification):
     """Task of classifying images. The model is `ViT`; the default optimiser is Adam.
 
-    By default, the learning rate is divided by ten after 100 and 150 epochs, which the paper's runs do not reach.
+    The paper's runs end before the first of the default milestones.
 
     Args:
         pool: input of the classification head: class (the output of the class token) or mean (the mean over patches).
@@ -232,7 +231,7 @@ class ImageTask(BlockTask, Classification):
         return super().predict(images)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of the names of targets, and the names and probabilities of the most probable classes."""
+        """Return the dict of `Classification.predict_step`, with names of classes instead of numbers."""
         row = super().predict_step(batch, batch_idx)
         return row | {name: [*map(self.class_title, row[name].tolist())] for name in ("target", "prediction")}
 

@@ -1,7 +1,7 @@
 """Language models of characters and of numbers in words (Borji 2023, §3.3), and of texts of any size.
 
-A text is encoded as a stream of tokens, and the stream is cut into windows. A batch contains several windows. The
-data sets differ in their tokens and in the positions at which windows begin.
+A text is encoded as a stream of tokens, and the stream is cut into windows. The data sets differ in their tokens and
+in the positions at which windows begin.
 
 >>> data = HumanNumbers(length=5)  # the words of "one . two . three …", in adjacent windows
 >>> data.setup("fit")
@@ -92,7 +92,7 @@ class Windows(Batches):
         return inputs[:, :-1], targets[:, 1:]
 
     def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, unshifted targets, and whether a token precedes the stop: three tensors, (B, length + 1)."""
+        """Return inputs, unshifted targets, and whether a token is before the stop: three tensors, (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
@@ -110,11 +110,11 @@ class TokenBatches(Windows):
 
 
 class MaskedBatches(Windows):
-    """Batches for masked language models: inputs with masked tokens, targets, and whether a target is real.
+    """Batches for masked language models: inputs with masked tokens, targets, and which targets are not padding.
 
     15 % of a window's tokens, at least one, are chosen as targets. The target at all other positions is `IGNORE`. In
-    the inputs, the mask token, whose id is `mask`, replaces a chosen token with probability 0.8, a random other token
-    replaces it with probability 0.1, and it is unchanged with probability 0.1 (Devlin et al. 2019, §3.1).
+    the inputs, a chosen token becomes the mask token, whose id is `mask`, with probability 0.8, becomes a random other
+    token with probability 0.1, and stays the same with probability 0.1 (Devlin et al. 2019, §3.1).
 
     With `reseed` (training), torch's default generator, which `Batches` seeds, chooses the tokens. Without `reseed`,
     the choice depends only on the seed and the number of the window.
@@ -155,7 +155,7 @@ class MaskedBatches(Windows):
 class TextData(TaskData):
     """A text, cut into windows. A batch begins with inputs and targets, both int64 (B, length).
 
-    A subclass implements `load`, which maps each split to its `Rows`. Training drops an incomplete last batch.
+    A subclass implements `load`, which returns a dict that maps each split to its `Rows`.
     """
 
     keeps_order = drop_last = True
@@ -195,9 +195,9 @@ class Characters(TextData):
     """Windows of characters. A batch is (inputs, targets), such as "To be" and "o be,", both int64 (B, length).
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
-    training window begins at every character with at least `length` characters after it. In validation, every character
-    except the first is a target once. The vocabulary has the characters of the whole text, in Unicode's form NFC.
-    There is no test split.
+    training window begins at every character that at least `length` training characters follow. In validation, every
+    character except the first is a target once. The vocabulary has the characters of the whole text, in Unicode's form
+    NFC. There is no test split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -277,7 +277,7 @@ def spell(number: int) -> str:
 class HumanNumbers(TextData):
     """Adjacent windows of words. A batch is (words, next words), both int64 (B, length).
 
-    The text is "one . two . three …" up to 9999, without 8000. Training uses the first windows, and validation uses the
+    The text is "one . two . three …" up to 9999, without 8000. Training uses the first windows, and validation the
     rest. Words at the end that do not fill a window are left out. There is no test split.
 
     Args:
@@ -384,7 +384,7 @@ class TextTokens(TextData):
         return {"tokenizer": self._definition(), "length": self.length} | masked
 
     def _definition(self) -> str:
-        """Return the definition of the tokenizer. With "bpe", the first call learns byte pairs and caches them."""
+        """Return the definition of the tokenizer. With "bpe", learn byte pairs unless they are cached."""
         if self.tokenizer == Bytes.definition or self.tokenizer.startswith("{"):
             return self.tokenizer
         path = user_path(self.tokenizer)
@@ -472,7 +472,7 @@ class LanguageTask(BlockTask, Classification):
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return lists with a text for each window: the tokens, the targets, the likeliest tokens at the targets."""
+        """Return a dict of lists with a text for each window: tokens, targets, and likeliest tokens at the targets."""
         inputs, targets = batch[:2]
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)
@@ -484,7 +484,7 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one window, with the inputs as targets; UserError if it is too short or long."""
+        """Return a text as a batch of one window, with the inputs as targets; UserError if its length does not fit."""
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
             raise UserError(f"the prompt has {len(tokens)} tokens: pass from 2 to {longest}, the length of the window")
@@ -492,10 +492,11 @@ class LanguageTask(BlockTask, Classification):
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
-        """Yield the prompt, then each of `tokens` new tokens as text; end after the first `stop` in the new text.
+        """Yield the prompt, then `tokens` new tokens one by one, as text; end after the first `stop`, if any.
 
         Needs eval mode. An empty prompt means the most frequent symbol; for bytes and byte pairs, a document's start.
-        `how`: temperature, top_k and top_p of `generation.sample`. UserError for a masked model or an unknown symbol.
+        `how`: temperature, top_k and top_p of `generation.sample`. Raises UserError if the model is masked, if an
+        argument is not allowed, or if the vocabulary lacks a symbol.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")
@@ -511,7 +512,7 @@ class LanguageTask(BlockTask, Classification):
         return "".join(self.write(prompt, tokens, seed, stop, **how))
 
     def sample(self) -> str | None:
-        """Return 200 tokens, generated with a fixed seed, as a Markdown code block; None for a masked model."""
+        """Return 200 tokens, generated with a fixed seed, as a Markdown code block; None if the model is masked."""
         if not self.model.causal:
             return None
         return "\n".join(f"    {line}" for line in self.generate("", 200).splitlines())
@@ -612,7 +613,7 @@ class NumberTask(LanguageTask):
         return CausalLM(make_attention, embedding, **how, **self.blocks)
 
 
-# (width, number of layers, number of heads) of each size
+# (width, layers, heads)
 SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12), "follow-up": (1024, 20, 16)}
 
 
@@ -620,7 +621,7 @@ class LanguageModelTask(LanguageTask):
     """Task of predicting next tokens or masked tokens with GPT-2, in which `attn` replaces the attention.
 
     The model is a `CausalLM` with GELU, initialised by `kvt.models.init.gpt2`. The embedding is tied to the output
-    layer. If the data mask tokens, the model attends to earlier and later tokens, and the vocabulary has a mask token.
+    layer. If the objective of the data is masked, the model attends to all tokens, and the vocabulary has a mask token.
 
     A batch is (tokens, targets, real), each (B, N). `real` is True at targets that are not padding. Loss, accuracy and
     ppl are computed over all targets, real_ppl (perplexity) and bpb (bits per byte of text) over the real ones. The

@@ -1,4 +1,4 @@
-"""Tasks on lists of digits, which `TASKS` lists: those of Borji 2023, §3.1, shift and permute.
+"""Tasks on lists of digits: five tasks of Borji 2023, §3.1, and the tasks shift and permute.
 
 >>> data = DigitLists(task="sort", length=6, train_size=8, val_size=2, test_size=2)
 >>> data.setup("fit")
@@ -42,7 +42,7 @@ TASKS: dict[str, Callable[[Tensor, "DigitLists"], Tensor]] = {
 def permutation(length: int, cycle: int, seed: int) -> Tensor:
     """Return a random permutation π, int64 (length), with ⌊length / cycle⌋ cycles of `cycle` positions.
 
-    The remaining positions are fixed points. If `cycle` is 1, π is the identity. If `cycle` is 2, π is its own inverse.
+    The remaining positions are fixed points.
 
     >>> permutation(7, 3, seed=0)  # cycles 0 → 5 → 4 → 0 and 2 → 6 → 3 → 2; fixed point 1
     tensor([5, 1, 6, 2, 0, 4, 3])
@@ -112,7 +112,7 @@ class DigitLists(TaskData):
         return digits, self.targets(digits)
 
     def targets(self, digits: Tensor) -> Tensor:
-        """Return the target list of each list of digits: int64 (…, length) → int64 (…, length)."""
+        """Return the target lists of lists of digits, both int64 (…, length)."""
         return TASKS[self.task_name](digits, self)
 
     @property

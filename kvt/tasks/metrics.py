@@ -1,4 +1,4 @@
-"""Descriptions of metrics, for logs, tables, figures and the choice of the best checkpoint; and running means."""
+"""Descriptions of metrics, and running means."""
 
 import re
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Metric:
         object.__setattr__(self, "stages", tuple(self.stages))
 
     def called(self, name: str) -> "Metric | None":
-        """Return the metric called `name`: this metric, or the metric of one of its bins; None for any other name."""
+        """Return the metric called `name`: this metric, or the metric of one of its bins; else None."""
         same = re.fullmatch(re.escape(self.name).replace(r"\{\}", r"(\d+)"), name)
         return replace(self, name=name, label=self.label.format(*same.groups())) if same else None
 
@@ -90,10 +90,9 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 
 
 class Mean(torchmetrics.Metric):
-    """The ratio Σ total / Σ weight over all batches and processes, for one number or for several bins.
+    """The ratio Σ total / Σ weight over all batches and processes, of one number, or of each of several bins.
 
-    A NaN makes the result NaN. Unlike torchmetrics' MeanMetric by default, this class does not check updates for NaN,
-    because the CPU would wait for the GPU.
+    A NaN makes the result NaN. A check for NaN, as in torchmetrics' MeanMetric, would let the CPU wait for the GPU.
     """
 
     full_state_update = False

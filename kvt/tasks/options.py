@@ -72,7 +72,10 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make a missing model for the Trainer's data, before callbacks copy it; UserError if these lack `spec`."""
+        """Make the model with `spec` of the Trainer's data if the constructor got no `spec`; UserError without either.
+
+        This hook runs before callbacks that copy the model.
+        """
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
             if self.hparams["spec"] is None:
@@ -94,13 +97,13 @@ class BlockTask(Task):
         raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return a factory of layers with `self.options` and `settings`; see `attention_settings` for `positions`."""
+        """Return a factory of attention layers with `settings`, which `attn_kwargs` of the user override."""
         own, given = self.options, attention_settings(self.options["attn"], positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return the expansion for as many parameters, ±0.5 %, as with attention `match`; UserError if none fits."""
+        """Return an expansion for as many parameters, ±0.5 %, as attention `match` gives; UserError if none fits."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 
@@ -109,7 +112,7 @@ class BlockTask(Task):
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         require_choice("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
-        whole = {"attn_kwargs": None, "share_layers": 1}  # nothing is shared, except in the attention `match` itself
+        whole = {"attn_kwargs": None, "share_layers": 1}  # the defaults: no heads or layers are shared
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)
         if not self.expansion or one == two:

@@ -70,7 +70,7 @@ def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -
 
 
 def slot_weights(slots: int, power: float = 0.01) -> Tensor:
-    """Return probabilities of `mqar`'s slots 0 … slots − 1, proportional to (slot + 1)^(power − 1): float64 (slots)."""
+    """Return the weights of `mqar`'s slots i = 0 … slots − 1: (i + 1)^(power − 1) / their sum, float64 (slots)."""
     weights = torch.arange(1, slots + 1, dtype=torch.double) ** (power - 1)
     return weights / weights.sum()
 
@@ -80,8 +80,8 @@ def mqar(rows: int, vocab: int, length: int, pairs: int, random_filler: bool, ge
 
     A pair is a key and a value. With V symbols, keys are distinct numbers from 1 … V/2 − 1, and values are distinct
     numbers from V/2 … V − 1. With K pairs, a key is repeated at position 2K + 2 · slot, where its value is the answer.
-    The slots of a sequence are distinct, and `slot_weights` are their probabilities. All other positions after the
-    pairs have 0, or random symbols with `random_filler`.
+    Slots are drawn without replacement, with the weights of `slot_weights`. All other positions after the pairs have 0,
+    or random symbols with `random_filler`.
 
     >>> found = mqar(1, 12, 16, 2, False, Generator().manual_seed(0))
     >>> found.symbols.tolist()
@@ -175,7 +175,7 @@ LEAST: dict[str, Callable[[int], tuple[int, int]]] = {  # number of pairs → th
     "selective_copy": lambda pairs: (4, 2 * pairs + 2),
 }
 
-TRIES = 1000  # `tries` of `draw_apart`
+TRIES = 1000
 
 
 class Recall(TaskData):
@@ -270,7 +270,7 @@ class Recall(TaskData):
         return torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
 
     def mqar(self, pairs: Tensor, length: int, generator: Generator) -> Questions:
-        """Draw sequences of the task mqar. `pairs`, int64 (rows), has the number of pairs of each sequence."""
+        """Draw sequences of the task mqar. `pairs`, int64 (rows), are their numbers of pairs."""
         found = blank(len(pairs), length)
         for count in pairs.unique().tolist():
             rows = pairs == count
@@ -304,7 +304,7 @@ class RecallTask(BlockTask, Classification):
     The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
     the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
     `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
-    symbols. All other metrics leave out sequences that are longer than in training. Learned positions beyond the
+    symbols. Only this last kind counts sequences that are longer than in training. Learned positions beyond the
     training length stay untrained.
 
     Args:
@@ -405,7 +405,7 @@ class RecallTask(BlockTask, Classification):
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return lists with a text for each sequence: the symbols, the right answers in order, the model's answers."""
+        """Return a dict of lists with a text for each sequence: symbols, right answers, and the model's answers."""
         symbols, answers, _ = batch
         asked, predicted = answers != IGNORE, self(symbols).argmax(-1)
         rows = {"symbols": (symbols, symbols >= 0), "target": (answers, asked), "prediction": (predicted, asked)}

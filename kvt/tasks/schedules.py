@@ -69,7 +69,7 @@ def inverse_square_root(warmup: int) -> Factor:
 
 
 def noam(dim: int, warmup: int) -> Factor:
-    """Return the factor of `inverse_square_root`, scaled to a peak of (dim · warmup)^−½, as used for translation.
+    """Return the factor of `inverse_square_root`, scaled to a peak of (dim · warmup)^−½.
 
     factor(t) = dim^−½ · min((t + 1)^−½, (t + 1) · warmup^−1.5)   (Vaswani et al. 2017, eq. 3; Borji 2023, §3.3)
 
@@ -80,7 +80,7 @@ def noam(dim: int, warmup: int) -> Factor:
 
 
 class OneCycle(OneCycleLR):
-    """torch's one-cycle schedule. If a resumed run has a new number of steps, the schedule has this number, too."""
+    """torch's one-cycle schedule, which a resumed run may stretch or shrink to another number of steps."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore all but the total number of steps; raise UserError if the run has already taken more steps."""
@@ -92,7 +92,7 @@ class OneCycle(OneCycleLR):
 
 
 def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
-    """Return torch's one-cycle schedule; it also varies a momentum or first beta that the user did not set."""
+    """Return a one-cycle schedule, which also varies momentum or the first beta, unless `--optimizer` sets it."""
     named = task.optimizer_config or {}
     has_momentum = "betas" in optimizer.defaults or optimizer.defaults.get("momentum")
     cycles = bool(has_momentum) and named.get("init_args", {}).keys().isdisjoint(("betas", "momentum"))
@@ -103,11 +103,11 @@ def one_cycle(task: Any, optimizer: Optimizer) -> LRScheduler:
 
 
 def by_factor(make: Callable[[Any], Factor]) -> Callable[[Any, Optimizer], LRScheduler]:
-    """Return a function that makes a schedule from a task and its optimiser. `make` returns the factor for a task."""
+    """Return a function that makes a schedule from a task and its optimiser; `make` maps the task to the factor."""
     return lambda task, optimizer: LambdaLR(optimizer, make(task))
 
 
-SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {  # functions of a task and its optimiser
+SCHEDULES: dict[str, Callable[[Any, Optimizer], LRScheduler]] = {
     "cosine": by_factor(lambda task: cosine_warmup(task.warmup, total_steps(task))),
     "cosine_to_tenth": by_factor(lambda task: cosine_after_warmup(task.warmup, total_steps(task), floor=0.1)),
     "one_cycle": one_cycle,

@@ -63,7 +63,7 @@ LANGUAGES = ("de", "en", "fr", "cs")
 SPLITS = {"train": "train", "val": "val", "test": "test_2016_flickr"}
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-SPECIALS = (UNK, PAD, BOS, EOS)  # for unknown words, padding, and the beginning and end of a sentence
+SPECIALS = (UNK, PAD, BOS, EOS)
 UNK_ID, PAD_ID, BOS_ID, EOS_ID = range(4)
 UNSPACED = ("bo", "km", "lo", "my", "th")  # languages without spaces, for which sacreBLEU has no word tokenizer
 SpacedTokens = list[tuple[str, bool]]  # a sentence: each token, and whether a space follows it
@@ -77,7 +77,7 @@ class SentencePairs(TaskData):
 
     A sentence is <bos> … <eos>, then padding. Sentences are normalised to Unicode's form NFC and split into words by
     spaCy's rules; case is kept. A vocabulary has the words that occur `min_freq` times or more in the training split;
-    all other words are <unk>. A training batch has sentences of similar length, and every epoch has new batches.
+    all other words are <unk>. A training batch has sentences of similar length.
 
     Args:
         source: language to translate from: de, en, fr or cs; with `root`, the code of any language that spaCy supports.
@@ -185,13 +185,13 @@ class SentencePairs(TaskData):
         return download(MULTI30K[name], self.data_dir, f"multi30k/{name}")
 
     def _fault(self, words: SpacedTokens) -> str:
-        """Return the reason why a sentence cannot be used; "" if there is no reason."""
+        """Return the reason why a sentence cannot be used; "" if it can."""
         length = len(words) + 2
         too_long = f"has {length} tokens with <bos> and <eos>, more than max_len={self.max_len}"
         return "is empty" if not words else too_long if length > self.max_len else ""
 
     def _words(self, split: str) -> list[list[SpacedTokens]]:
-        """Return a list of the source sentences and a list of the target sentences of a split, as tokens."""
+        """Return the source sentences and the target sentences of a split, as tokens."""
         return [[words[side] for _, words in self._pairs[split]] for side in (0, 1)]
 
 
@@ -207,7 +207,7 @@ def read_pairs(source: Path, target: Path) -> Pairs:
 
 def language_code(language: str) -> str:
     """Return spaCy's code for a language, such as "zh" for "zho"; raise UserError if spaCy does not know it."""
-    from spacy.util import get_lang_class  # imported here, because the import is slow and only translation uses it
+    from spacy.util import get_lang_class  # imported here, because the import is slow
 
     try:
         return str(get_lang_class(language).lang)
@@ -217,7 +217,7 @@ def language_code(language: str) -> str:
 
 @cache
 def splitter(language: str) -> Callable[[str], SpacedTokens]:
-    """Return a function that splits sentences by spaCy's rules; raise UserError if spaCy does not know the language."""
+    """Return a function that splits a sentence into words; raise UserError if spaCy does not know the language."""
     code = language_code(language)
     import spacy
 
@@ -255,7 +255,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
     joined: tuple[list[str], list[str]] = ([], [])
     while scores and scores[end := max(scores, key=lambda end: (scores[end], end[0]))] >= 1:
         joined[end[0]].append(end[1])
-        for pair in list(pairs[end]):  # the pair loses its votes for both rules
+        for pair in list(pairs[end]):
             for other in enumerate(pair):
                 scores[other] -= votes[pair]
                 pairs[other].discard(pair)
@@ -296,7 +296,7 @@ class TranslationTask(BlockTask):
     """Task of translating sentences. The model is `Seq2Seq`; the default optimiser is Adam.
 
     In every validation and test, the task translates the split with greedy decoding. sacreBLEU computes `bleu` and
-    `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the paper, from tokens that include <bos> and
+    `chrf` from text. `bleu_paper` is computed as in the paper, from tokens that include <bos> and
     <eos>. Cross-attention is always qkv.
 
     Args:
@@ -373,7 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return "loss" (smoothed), "ppl" (mean −log p of true words, in nats) and "found" (the result of `losses`)."""
+        """Return "loss" (smoothed in all modes), "ppl" (mean −log p, in nats) and "found" (the result of `losses`)."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -387,7 +387,10 @@ class TranslationTask(BlockTask):
         return {"source": [*sources], "reference": [*references], "translation": translations}
 
     def translate(self, sentences: Sequence[str], beam: int = 1, progress: bool = False) -> list[str]:
-        """Translate by beam search, greedily if `beam` is 1; needs eval mode; UserError if a sentence is too long."""
+        """Translate by beam search, or greedily if `beam` is 1; raise UserError if a sentence is too long.
+
+        Needs eval mode.
+        """
         require_positive(beam=beam)
         most, split, sources = self.model.max_len - 2, splitter(self.hparams["spec"]["source"]), {}
         for row, sentence in enumerate(sentences):
@@ -426,7 +429,7 @@ class TranslationTask(BlockTask):
             self._record_scores(stage)
 
     def _record_scores(self, stage: str) -> None:
-        """Translate the evaluated batches of all processes, and record BLEU, chrF and the paper's BLEU."""
+        """Translate the evaluated batches, and record the scores over all processes."""
         sources, targets = ([row for batch in self._evaluated for row in unpadded(batch[side])] for side in (0, 1))
         rows = [row for _, _, rows in self._evaluated for row in rows.tolist()]
         self._evaluated.clear()
@@ -465,7 +468,7 @@ class TranslationTask(BlockTask):
 def text_scores(translations: Sequence[str], references: Sequence[str], language: str) -> dict[str, tuple[float, str]]:
     """Return {"bleu": (score, signature), "chrf": (score, signature)} of sacreBLEU (Post 2018).
 
-    Scores are from 0 to 100. BLEU counts words of sacreBLEU's tokenizer for the language, or characters for the
+    Scores are from 0 to 100. BLEU counts tokens of sacreBLEU's tokenizer for the language, or characters for the
     languages in `UNSPACED`.
     """
     code = language_code(language)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # not imported at run time, because `kvt bench` imports this 
     from kvt.tasks import Task
 
 FORMATS = (".png", ".pdf", ".svg")
-MAX_LABELLED = 40  # largest number of tokens for which a map gets labels, which must be large enough to read
+MAX_LABELLED = 40  # largest number of tokens for which the labels of a map are readable
 FONT = 6.5  # size in points
 REAL = 0.005  # an eigenvalue counts as real if the absolute value of its imaginary part is smaller
 COLOURS = "viridis"
@@ -68,7 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Eigenvalues, complex (heads, N); None if maps are causal or not `sums_to_one`, or if `scores` is None."""
+        """Eigenvalues of maps, complex (heads, N); None for causal maps, without `scores`, and if not `sums_to_one`."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -126,8 +126,8 @@ def draw_maps(
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
     """Return the layers. Layers with `scores` get `symmetric`, and `looked_at` of their mean map over `batches`.
 
-    If a position can attend to no other position, its `looked_at` is the position itself. Maps of another size than the
-    layer's map, such as maps of a batch with more padding, are skipped. If all are skipped, a layer stays unchanged.
+    If a position can attend to no other position, its `looked_at` is the position itself. Maps that differ in size from
+    the layer's map, because of padding, are skipped. If all are skipped, a layer stays unchanged.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
@@ -150,7 +150,7 @@ def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> 
 
 
 def describe_looks(layers: Iterable[Layer]) -> list[str]:
-    """Return a line for each head with `looked_at`: cycles of i → looked_at[i]; if known, symmetry and eigenvalues.
+    """Return a line per head of layers with `looked_at`: cycles of i → looked_at[i]; symmetry and eigenvalues if known.
 
     >>> layer = Layer("encoder.0", torch.zeros(1, 4, 4), None, None, None)
     >>> describe_looks([layer._replace(looked_at=torch.tensor([[1, 0, 3, 2]]), symmetric=torch.ones(1))])
@@ -188,9 +188,9 @@ def visible(token: str) -> str:
 def draw(layers: Sequence[Layer], title: str, columns: int | None = None) -> Figure:
     """Return a figure of all maps. Every layer begins a new row of panels, and has a panel for every head.
 
-    A map is bright where the token of a row attends to the token of a column. All maps share one colour scale. Red
-    rings mark `Layer.looked_at`. Overlays are drawn next to the maps. If a layer has `eigenvalues`, its last panel
-    shows them. `columns` is the number of panels in a row; by default, every layer fits into one row.
+    All maps share one colour scale. Red rings mark `Layer.looked_at`. An overlay has a panel next to its map. The last
+    panel of a layer shows `eigenvalues`, unless they are None. `columns` is the number of panels in a row; by default,
+    every layer fits into one row.
     """
     panels = 1 if layers[0].overlay is None else 2  # panels per head
     spectra = [layer.eigenvalues for layer in layers]
@@ -226,7 +226,7 @@ def titled(title: str, caption: str) -> str:
 
 
 def in_words(layer: str) -> str:
-    """Return the name of a layer of kvt's models in words. Return any other name unchanged.
+    """Return the name of a layer of kvt's models in words, and any other name unchanged.
 
     >>> in_words("encoder.0.attention"), in_words("decoder.1.cross_attention"), in_words("blocks.first")
     ('encoder, layer 1', 'decoder, layer 2, cross', 'blocks.first')
@@ -265,8 +265,8 @@ class Sheet:
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, it ends at least at
-    min(1, 8 / M), where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
+    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, it ends at min(1, 8 / M)
+    or later, where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -275,7 +275,7 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M), labelled below and, if `beside`, at the left; with numbers if it is large or lacks labels."""
+    """Draw a map (N, M), labelled below and, if `beside`, at the left. Large maps have numbers instead of `labels`."""
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)
@@ -289,14 +289,14 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text the asymmetry of `scores` unless None, and the rows' mean entropy, or mean sum if it is not 1."""
+    """Return as text: the asymmetry of `scores`, if given; the rows' mean entropy, or mean sum if not `sums_to_one`."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"
 
 
 def sums_to_one(weights: Tensor) -> bool:
-    """Return whether maps (…, N, M) have no negative weight, and each row sums to 1, or to 0 if fully masked."""
+    """Return whether maps (…, N, M) have no negative weight, and each row sums to 1 (to 0 if fully masked)."""
     sums = weights.sum(-1)
     return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()) and bool((weights >= 0).all())
 
@@ -309,7 +309,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def require_ending(path: Path, endings: Sequence[str]) -> Path:
-    """Return the path, and make its folder; raise UserError if the path has none of `endings`."""
+    """Return a path, and make its parent folder; raise UserError if the path has none of `endings`."""
     if path.suffix.lower() not in endings:
         raise UserError(f"--out {path}: the file name must end in {'one of ' * (len(endings) > 1)}{', '.join(endings)}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def require_ending(path: Path, endings: Sequence[str]) -> Path:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the path's ending names; print a message if fonts lack characters."""
+    """Write a figure in the format of the path's ending; print a message if fonts lack characters."""
     with atomically(path) as part:
         figure.savefig(part, format=path.suffix[1:].lower(), dpi=200)
     fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
@@ -346,7 +346,7 @@ def _draw_overlay(axes: Axes, picture: Tensor, heat: Tensor, head: int) -> None:
 
 
 def _draw_eigenvalues(axes: Axes, spectra: Tensor) -> None:
-    """Draw eigenvalues, complex (heads, N), and the unit circle. Each head has a colour."""
+    """Draw eigenvalues, complex (heads, N), and the unit circle."""
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.7", linewidth=0.6))
     axes.axhline(0, color="0.7", linewidth=0.6)
     axes.axvline(0, color="0.7", linewidth=0.6)
@@ -364,7 +364,7 @@ def _is_readable(weights: Tensor) -> bool:
 
 
 def _side(layer: Layer) -> float:
-    """Return the side of a square panel in inches, with space for the labels and the title of its map."""
+    """Return the side of a square panel in inches."""
     return max(1.9, 0.11 * max(layer.weights.shape[1:]) if layer.labels and _is_readable(layer.weights) else 0.0)
 
 

@@ -12,13 +12,13 @@ from kvt.tasks import TaskData
 from kvt.view import maps
 
 TAG = "visual/attention"
-"""The first part of a picture's name. TensorBoard sorts by name: pictures come after the curves of train/ and val/."""
+"""The first part of a picture's name, which TensorBoard sorts after the curves of train/ and val/."""
 
 
 class Shown(Callback):
     """A callback that logs attention maps and a sample text after validations 1, 2, 4, 8 …, and after the last one.
 
-    Most validations get no pictures, because drawing may take longer than training a small model between validations.
+    More pictures may take longer than the training of a small model.
     """
 
     _validations = _shown = 0  # the number of validations, and the number of the last one with pictures
@@ -55,7 +55,7 @@ class Shown(Callback):
                     logger.log_image(name, [picture], step=trainer.global_step)
 
     def show_text(self, loggers: Sequence[Any], pl_module: Any, trainer: Trainer) -> None:
-        """Send a generated text to TensorBoard, if the task generates text and the validation loss is finite."""
+        """Log a generated text in TensorBoard, if the task generates text and the validation loss is finite."""
         boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
         if boards and trainer.callback_metrics["val/loss"].isfinite() and (text := pl_module.sample()) is not None:
             for board in boards:

@@ -216,6 +216,7 @@ def test_a_grid_without_scales_has_one(write):
         ({"axes": {"task": ["reverse", "sort"]}}, ["task"]),
         ({"seeds": []}, ["seeds"]),
         ({"scales": {"paper": {"tasks": []}}}, ["tasks"]),
+        ({"scales": {"paper": {"seeds": []}}}, ["seeds"]),
         ({"axes": {"attn": "nowhere.KV"}}, ["nowhere"]),
     ],
 )
