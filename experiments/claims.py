@@ -257,8 +257,8 @@ def claims(judged: Mapping[str, Any], name: str) -> Markdown:
         lines.append([key, says, *[claim.get("published", "–")] * own, found.measured, said, _rests_on(claim)])
     verdicts = [found.verdict for _, found in judged.values()]
     counts = {word: sum(text.startswith(word) for text in verdicts) for word in COUNTED_AS}
-    told = "; ".join(f"{word}: {number}" for word, number in counts.items() if number)
-    return Markdown("Of {} claims: {}.\n\n").format(str(len(judged)), told) + markdown_table(lines)
+    told = Markdown("; ").join(Markdown("*{}*: {}").format(word, number) for word, number in counts.items() if number)
+    return Markdown("Verdicts on {} claims: {}.\n\n").format(str(len(judged)), told) + markdown_table(lines)
 
 
 def judge(claim: Mapping[str, Any], find: Callable[[str], Record | None]) -> Evidence:

@@ -178,11 +178,11 @@ def count_flops(call: Callable[[], object]) -> int:
 
 
 def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
-    """Return parameters and multiply-adds for the logits of n tokens of width d, by the paper's Table 1.
+    """Return parameters and multiply-adds of a layer for n tokens of width d, counted as in the paper's Table 1.
 
-    `qkv` has 2d² parameters and 2nd² multiply-adds. `kv` has d² and nd². `kv+pos`, with m positional channels, has
-    d² + m and nd² + n²m. The formulas omit the product of query and key, the value, and the output. Other
-    attentions are counted in the same way. The result is (None, None) if `layer` is no `Attention` or has no logits.
+    `qkv` has 2 d² parameters and 2 n d² multiply-adds, `kv` has d² and n d², and `kv+pos`, with m positional channels,
+    has d² + m and n d² + n² m. So the projections of query and key and the positional term count, but not Q Kᵀ, the
+    value and the output. Return (None, None) if `layer` is not an `Attention`, or has no logits.
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None

@@ -99,7 +99,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def allowed_pairs(
     num_queries: int, num_keys: int, mask: Tensor | None, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """Combine `mask` with a causal mask if `causal`; None allows all pairs. Queries have the last N of M positions."""
+    """Return `mask`, combined with a causal mask if `causal`; None allows all pairs. Queries are the last tokens."""
     if not causal or num_queries == 1:  # a single query belongs to the last token, which may attend to all keys
         return mask
     past = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)

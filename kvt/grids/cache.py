@@ -38,7 +38,7 @@ def frontier(grid: Grid, results: Results) -> Iterator[Section]:
 
 @torch.no_grad()
 def cache_bytes(run: Run) -> int:
-    """Return the bytes per token of the key-value caches of all layers in float32, from a model with length 1."""
+    """Return the bytes per token of all layers' key-value caches in float32, measured with a window of one token."""
     settings = run.config.model["init_args"]
     with torch.device("meta"):
         model: Any = run.config.classes["model"]({"tokenizer": "bytes", "length": 1}, **settings).model.eval()

@@ -306,8 +306,8 @@ def add_legend(figure: Figure, keys: Sequence[Any]) -> None:
 def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | None:
     """Draw the difference and the interval of each comparison of a table, in points, as a forest plot.
 
-    Comparisons at the ceiling, and of numbers of solved runs, are left out. An interval that extends beyond the axis
-    ends in an arrow. Return None if no comparison is left.
+    Comparisons at the ceiling are left out, and so are comparisons of how many runs have solved the task. An interval
+    that extends beyond the axis ends in an arrow. Return None if no comparison is left.
     """
     shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
     if not shown:

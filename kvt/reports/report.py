@@ -82,8 +82,8 @@ def best_of(grid: Grid, outcomes: Outcomes) -> tuple[Grid, Markdown | None]:
     """Return the grid with only the best run of each sweep, and a text about the sweeps.
 
     The runs of a sweep differ only in the setting that the grid's `best_of` names. The best run has the best value of
-    `monitor`. If no value is finite, the first run counts. The setting is removed from all runs, so that the best runs
-    of two attentions form a pair. For a grid without `best_of`, return the grid and None.
+    `monitor`. If no value is finite, the first run is taken. The setting is removed from all runs, so that the best
+    runs of two attentions form a pair. For a grid without `best_of`, return the grid and None.
     """
     if (setting := swept_setting(grid)) is None:
         return grid, None
@@ -144,7 +144,7 @@ def write_sections(grid: Grid, results: Results) -> Iterator[Section]:
 
 
 def require_report(grid: Grid) -> None:
-    """Raise UserError if a grid's entry about the report is invalid. A study calls this before its first run."""
+    """Raise UserError if a grid has an invalid entry for its report. A study calls this before its first run."""
     for name in grid.file.sections:
         _function(grid, name)
     for check in (tables_of, curves_of, against_of, swept_setting):

@@ -325,7 +325,7 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model in place with torch.compile, on a GPU with CUDA graphs. Parameters keep their names.
+    """Compile a task's model in place with torch.compile. On a GPU, it uses CUDA graphs. Parameters keep their names.
 
     The stacks of blocks are also compiled, because some tasks call `model.states` instead of the model's `forward`.
     Raises UserError if batches differ in length.

@@ -88,8 +88,8 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
     """Add results of a grid, from folders of runs and other records, to the record `folder`; return a line of counts.
 
-    The function makes a new record if `folder` has none. Rows are in the order of the grid, with rows of runs that the
-    grid no longer has at the end. Raises UserError if the record is damaged, or belongs to another grid or scale.
+    The function makes a new record if `folder` has none. Rows are in the order of the grid. Rows of runs that
+    are no longer in the grid come last. Raises UserError if the record is damaged, or of another grid or scale.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return an outcome's row by column, without the columns in `FIRST` and Trainer settings with default values."""
+    """Return the cells of an outcome's row, {column: text}, without those in `FIRST` and default Trainer settings."""
     settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
     found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():

@@ -58,7 +58,7 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Skip nn.Module's slow checks if a string or None replaces an attribute, as Lightning does in every hook."""
+        """Set an attribute; skip nn.Module's slow checks for strings and None, which Lightning sets in every hook."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:

@@ -117,7 +117,7 @@ class MaskedBatches(Windows):
     token with probability 0.1, and stays the same with probability 0.1 (Devlin et al. 2019, §3.1).
 
     With `reseed` (training), torch's default generator, which `Batches` seeds, chooses the tokens. Without `reseed`,
-    the choice depends only on the seed and the number of the window.
+    the choice depends only on the seed and the index of the window.
 
     >>> rows = torch.tensor([0]), torch.tensor([6]), torch.tensor([5, 6, 7, 9, 8, 9])
     >>> for part in next(iter(MaskedBatches(*rows, length=6, fill=9, mask=10, batch_size=1, seed=3))):
