@@ -136,7 +136,7 @@ def compare(variants: Iterable[tuple[str, int | None]], size: Row, repeats: int)
 
 
 def timed(calls: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, Samples]:
-    """Return the seconds per call of each function, a list with one number for each round.
+    """Return, for each function, a list of seconds per call, with one number for each round.
 
     In a round, each function is called repeatedly for at least `SAMPLE_SECONDS`, and the median time is kept. Functions
     are timed in turns, so that a slowdown of the machine affects all.
@@ -171,7 +171,7 @@ def steps(layer: nn.Module, x: Tensor) -> tuple[Callable[[], object], Callable[[
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Call a function without fused attention kernels; return the FLOPs of matrix products, two per multiply-add."""
+    """Return the FLOPs of the matrix products in a call without fused attention kernels, two per multiply-add."""
     with explicit_maps(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
@@ -181,8 +181,8 @@ def paper_formulas(layer: nn.Module, n: int) -> tuple[int | None, int | None]:
     """Return parameters and multiply-adds of a layer for n tokens of width d, counted as in the paper's Table 1.
 
     `qkv` has 2 d² parameters and 2 n d² multiply-adds, `kv` has d² and n d², and `kv+pos`, with m positional channels,
-    has d² + m and n d² + n² m. So the projections of query and key and the positional term count, but not Q Kᵀ, the
-    value and the output. Return (None, None) if `layer` is not an `Attention`, or has no logits.
+    has d² + m and n d² + n² m. So the projections of query and key and the positional term count. Q Kᵀ, the value
+    and the output do not count. Return (None, None) if `layer` is not an `Attention`, or has no logits.
     """
     if not isinstance(layer, Attention) or not layer.has_logits:
         return None, None
@@ -202,7 +202,7 @@ def cache_bytes_per_token(layer: nn.Module, x: Tensor) -> int | None:
 
 
 def peak_bytes(step: Callable[[], object], device: str = "cpu") -> int:
-    """Return by how many bytes a call raises the allocated memory at its peak."""
+    """Return the peak memory of a call in bytes, without the memory that was allocated before the call."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

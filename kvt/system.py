@@ -192,7 +192,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write bytes, or text as UTF-8, to `path` by `atomically`."""
+    """Write bytes, or text as UTF-8, to `path`, with `atomically`."""
     with atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -208,7 +208,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 def find_yaml(named: str, folder: Path) -> Path:
     """Return the path that the user names, or kvt's file with this name: cifar10 stands for configs/cifar10.yaml.
 
-    The user's file takes precedence.
+    The user's file takes precedence. If neither file exists, the path that the user named is returned.
     """
     path, packaged = Path(named).expanduser(), folder / f"{named}.yaml"
     return path if os.path.isfile(path) or not os.path.isfile(packaged) else packaged
@@ -253,10 +253,10 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
-    """Context manager: handle those signals in `numbers` that are not ignored; at the end, restore the old handlers.
+    """Context manager: set `handler` for the signals in `numbers`; at the end, restore the old handlers.
 
-    In any thread but the main thread, the handlers do not change, because Python forbids it. With SIG_IGN as `handler`,
-    processes that start inside the context ignore the signals, too.
+    Ignored signals stay ignored. In any thread but the main thread, the handlers do not change, because Python forbids
+    it. With SIG_IGN as `handler`, processes that start inside the context ignore the signals, too.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     heard = [number for number in numbers if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
@@ -269,7 +269,7 @@ def signals_handled(handler: Any, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write text to stderr, only in each machine's first process. Unbuffered, so that signal handlers may call it."""
+    """Write text to stderr in each machine's first process, unbuffered, so that signal handlers may call `say`."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(2, f"{printable(text, keep=NEWLINES)}\n".encode())

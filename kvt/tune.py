@@ -83,7 +83,7 @@ class MetaParameters(TorchFunctionMode):
 
 
 def environment() -> dict[str, Any]:
-    """Return a description of software and machine for JSON files; "commit" is None if unknown."""
+    """Return a dict that describes software and machine, for JSON files; "commit" is None if unknown."""
     return {
         "python": platform.python_version(),
         "packages": {"kvt": __version__} | {name: version(name) for name in PACKAGES},

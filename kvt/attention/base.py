@@ -44,8 +44,9 @@ class Attention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         bias: whether the query, key and value projections have a bias.
         output_bias: whether the output projection has a bias.
-        rope: fraction of a head's channels to rotate in queries and keys of self-attention, `share` of `Rotary`.
-        rope_base: base of the rotation frequencies, `base` of `Rotary`.
+        rope: fraction of a head's channels that `Rotary` rotates in queries and keys; not used in cross-attention. The
+            number of rotated channels must be even.
+        rope_base: base of the rotation frequencies (see `Rotary`).
         attend_self: False means that in self-attention, a token attends to itself only if it may attend to no other
             token (Kitaev et al. 2020, "Reformer"). False raises UserError if `attention_weights` is overridden.
     """
@@ -203,7 +204,7 @@ class Attention(nn.Module):
         return logits if bias is None else logits + bias
 
     def after_initialisation(self) -> None:
-        """Set the initial weights that depend on other weights, which are set already. By default, there are none."""
+        """Set initial weights that depend on others, after all others are set. The base class does nothing here."""
 
     def gain_and_bias(self, num_queries: int, num_keys: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the gain and the bias of the logits; a gain of None means 1, and a bias of None means 0.
@@ -214,7 +215,7 @@ class Attention(nn.Module):
         return None, None
 
     def make_cache(self, max_len: int, slides: bool = False) -> KVCache:
-        """Return an empty cache to pass to `forward`; see `KVCache`."""
+        """Return an empty cache for at most `max_len` tokens, to pass to `forward`; `KVCache` documents `slides`."""
         return KVCache(max_len, slides)
 
     def weights(
@@ -281,7 +282,7 @@ class Attention(nn.Module):
         return q if self.projections[0] == "q" else self._repeat_groups(q), k, v
 
     def _mask(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        """Combine `mask` and `bias`: numbers if the variant adds `bias` to logits, otherwise booleans or None."""
+        """Return one mask: numbers if there is a `bias` and the variant adds it to logits, else booleans or None."""
         require_mask(mask, q, k)
         if bias is None:
             return mask

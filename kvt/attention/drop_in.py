@@ -56,8 +56,8 @@ class MultiheadAttention(nn.Module):
 
         With "qkv" and no `settings`, both layers compute the same outputs. The weights of a projection that the
         attention lacks are dropped: "kv" drops the query projection. Raises UserError for a `layer` with `add_bias_kv`,
-        `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`, and for an attention with a projection of another
-        size or role, such as "mla" or one with `kv_heads` < `num_heads`.
+        `add_zero_attn`, or a `kdim` or `vdim` other than `embed_dim`. Also raises UserError unless the attention has
+        only query, key and value projections with `embed_dim` outputs: "mla" and `kv_heads` < `num_heads` are errors.
         """
         bias, width = layer.in_proj_bias is not None, layer.embed_dim
         sizes = width, layer.num_heads, layer.dropout, bias

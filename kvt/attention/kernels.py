@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kvt import tune as hardware
 from kvt.system import UserError
 
-SMALL_MAP = {False: 96, True: 256}  # tokens up to which explicit maps are fastest on CPUs; key: `tune.fast_products`
+SMALL_MAP = {False: 96, True: 256}  # on CPUs, explicit maps are fastest up to so many tokens; key: `tune.fast_products`
 ONE_QUERY = 4096  # with one query, a CPU's fused kernel is faster up to this many entries of the attention maps
 _explicit = False
 
@@ -89,7 +89,7 @@ def require_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Split an additive mask into booleans, False at −inf, and a finite additive mask; others become (mask, None)."""
+    """Split an additive mask into booleans (False at −inf) and finite numbers. Any other mask gives (mask, None)."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     allowed = mask > float("-inf")
@@ -197,7 +197,7 @@ def dot_product_attention(
         output = fused(q, k, v, bias if allowed is None else bias.masked_fill(~allowed, float("-inf")))
     else:
         # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-        # on a GPU, more channels, 0 in k and v, fill up to a multiple of 8, as fused kernels require
+        # on a GPU, further channels of zeros in k and v pad the width to a multiple of 8, as fused kernels require
         width = v.shape[-1]
         more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))

@@ -38,7 +38,7 @@ class Rotary:
         return self._turn(x, start, 1)
 
     def back(self, x: Tensor, start: int) -> Tensor:
-        """Undo the rotation by `__call__`."""
+        """Undo the rotation that `__call__` applies with the same `start`."""
         return self._turn(x, start, -1)
 
     def _turn(self, x: Tensor, start: int, sign: int) -> Tensor:

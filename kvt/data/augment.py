@@ -14,7 +14,7 @@ def random_resized_crop_flip(
     """Augment images as torchvision's `RandomResizedCrop((H, W), scale, ratio)` and `RandomHorizontalFlip(flip)` do.
 
     `images` are (B, C, H, W), uint8 or float. The result is float32, with the shape and range of values of `images`.
-    Random numbers differ between images, and come from torch's default generator of their device.
+    The random numbers differ between images, and come from torch's default generator of the device of `images`.
     """
     b, _, height, width = images.shape
     boxes = crop_boxes(b, height, width, scale, ratio, images.device)
@@ -24,9 +24,9 @@ def random_resized_crop_flip(
 def crop_boxes(n: int, height: int, width: int, scale: Range, ratio: Range, device: torch.device) -> Tensor:
     """Draw `n` boxes (top, left, height, width) in pixels, int64 (n, 4), as `RandomResizedCrop.get_params` does.
 
-    Area of the box / area of the image is uniform in `scale`, and width / height is log-uniform in `ratio`. Of ten such
-    sizes, the first that fits into the image is used, at a uniform position. If none fits, the box is the largest
-    centred box of an allowed ratio.
+    For each box, ten sizes are drawn: the area as a fraction of the image's area is uniform in `scale`, and width /
+    height is log-uniform in `ratio`. The first size that fits into the image is used, at a uniform position. If none
+    fits, the box is the largest centred box of an allowed ratio.
     """
     area = torch.empty(n, 10, device=device).uniform_(*scale) * (height * width)
     aspect = torch.empty(n, 10, device=device).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -69,7 +69,7 @@ def _bilinear(start: Tensor, length: Tensor, out: Tensor, size: int) -> Tensor:
     """Return weights (B, K, `size`) that resize the pixels start … start + length − 1 of a line to `size` pixels.
 
     `start` and `length` are (B,). `out`, (K,) or (B, K), has the indices of the output pixels. The weights of an output
-    pixel form a triangle around its centre, which is wider if `length` exceeds `size`.
+    pixel form a triangle around its centre. The triangle is wider if `length` exceeds `size`.
     """
     start, length = start.view(-1, 1, 1), length.view(-1, 1, 1)
     step = length / size

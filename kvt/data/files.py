@@ -55,7 +55,7 @@ def once(data_dir: Path, is_done: Callable[[], bool], work: Callable[[], object]
 
 
 def download(remote: Remote, data_dir: Path, name: str) -> Path:
-    """Download a file to `data_dir/name` unless it exists there, unpack it if it is a .gz file, and return the path.
+    """Return the path `data_dir/name`. Unless the file exists, download it first, and unpack it if it is a .gz file.
 
     An existing file is not checked, because it may be the user's own. Raises UserError if the download fails, or has a
     wrong SHA-256.

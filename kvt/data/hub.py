@@ -62,7 +62,7 @@ def load(named: str, kinds: Iterable[str], *needed: str) -> "tuple[dict[str, Dat
 
 
 def list_images(named: str) -> tuple[list[str], Mapping[str, Iterable[tuple[BytesIO, int]]], list[str]]:
-    """Return class names, a dict from splits to iterators of (encoded image, label), and the data set's Arrow files."""
+    """Return class names, a dict from splits to iterators of (encoded image, label), and paths of Arrow files."""
     splits, (image, label) = load(named, ("Image", "ClassLabel"), "train", "test")
     import datasets
 

@@ -186,7 +186,7 @@ SETS: dict[str, ImageSet] = {
 
 
 class KnownImages:
-    """The images of an `ImageSet`, in `data_dir`."""
+    """The images of an `ImageSet`, read from `data_dir`."""
 
     def __init__(self, name: str, known: ImageSet, data_dir: Path) -> None:
         self.name = self.key = self.content = name

@@ -28,8 +28,8 @@ class Batches:
     """Data loader of tensors with equal numbers of rows. After `load_state_dict`, it continues the saved epoch.
 
     Process r of w takes batches r, r + w, …; all processes take the same number of batches. With `shuffle`, the b-th
-    batches of all processes together equal batch b of a single process with w times the batch size, and the last
-    batches are left out if they are fewer than w. Without `shuffle`, each row is in exactly one batch, and the batches
+    batches of all processes together equal batch b of a single process with w times the batch size. If fewer than w
+    batches remain at the end, they are left out. Without `shuffle`, each row is in exactly one batch, and the batches
     of several processes have nearly equal sizes.
 
     If `device` is a CUDA GPU, an iteration first moves the tensors to it, unless they take more than `GPU_SHARE` of its
@@ -38,7 +38,7 @@ class Batches:
     Args:
         tensors: the data, with rows along the first dimension.
         batch_size: number of rows in a batch of one process.
-        shuffle: whether rows are in random order, with a new order from (seed, epoch) in each epoch.
+        shuffle: whether rows are in random order, with a new order in each epoch, determined by (seed, epoch).
         mix: whether rows are in random order, with the same order in each epoch; not used with `shuffle`.
         drop_last: whether to drop the last batch if it has fewer than `batch_size` rows; only with `shuffle`.
         reseed: whether to seed torch's generators before each batch from (seed, epoch, batch, rank), so that dropout
@@ -140,8 +140,8 @@ class SentenceBatches(Batches):
 
     `sentences` has a tensor for each language, int64 (rows, longest), padded with `pad`. With `shuffle`, a batch has
     sentences of similar length: each epoch shuffles the rows, and cuts them into pools of a hundred batches. A pool is
-    sorted by length in the first language, then in the second, and cut into batches, which are shuffled. The b-th
-    batches of several processes together do not equal a batch of a single process.
+    sorted by length in the first language, then in the second, and cut into batches, which are shuffled. Unlike in
+    `Batches`, the b-th batches of several processes together do not equal a batch of a single process.
     """
 
     ragged = rows_on_host = True

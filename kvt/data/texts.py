@@ -58,7 +58,7 @@ class Corpus:
     Args:
         root: path of a UTF-8 file, or of a folder.
         pattern: shell pattern for the names of files in the folder, such as "*.txt".
-        separator: string between the documents of a file; None: every file is one document.
+        separator: string between the documents of a file; None means that every file is one document.
     """
 
     def __init__(self, root: Path, pattern: str = "*", separator: str | None = None) -> None:

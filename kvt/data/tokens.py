@@ -49,7 +49,7 @@ def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: 
 
 
 class Vocabulary:
-    """A mapping between symbols and ids. An id is a position in `vocab`. Symbols with the same NFC have one id.
+    """A mapping between symbols and ids. An id is a position in `vocab`. Symbols with the same NFC have the same id.
 
     Args:
         vocab: the symbols. If `<unk>` is in this list, the id of `<unk>` replaces unknown symbols.

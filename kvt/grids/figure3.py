@@ -14,7 +14,7 @@ from kvt.view.maps import FONT, Layer, Sheet, collect_maps, describe, draw_map, 
 
 
 def maps(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield maps of the first run of each task and attention, if all runs have finished and these have best.ckpt."""
+    """Once all runs have finished, yield maps of the first run of each task and attention, if each has best.ckpt."""
     runs: dict[tuple[str, str], Run] = {}
     for run in grid.runs:
         runs.setdefault((run.task, run.attention), run)

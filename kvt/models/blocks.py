@@ -144,8 +144,8 @@ class Encoder(Stack):
     """A stack of `EncoderBlock` modules.
 
     `share_layers` is the number of consecutive layers in a group. Only the first layer of a group computes keys and
-    values. All its layers attend to these keys and values (Brandon et al. 2024, "Cross-Layer Attention"). Each group
-    has one cache.
+    values. All layers of the group attend to these keys and values (Brandon et al. 2024, "Cross-Layer Attention"). Each
+    group has one cache.
 
     If `recomputes` is True, training stores only the input of each group (activation checkpointing).
     """

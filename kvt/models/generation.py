@@ -38,7 +38,7 @@ def sample(
         temperature: at least 0; 0 always selects the most likely token.
         top_k: None means all tokens.
         top_p: above 0 and at most 1; None means 1.
-        generator: None means the default generator of torch.
+        generator: random generator; None means the default generator of torch.
     """
     require_positive(tokens=tokens, top_k=1 if top_k is None else top_k)
     if not 0 <= temperature < float("inf"):

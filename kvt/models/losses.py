@@ -47,7 +47,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
     logits = head(states) if head else states
     exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
     # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
-    # On a GPU, torch adds up the losses of targets with several dimensions in no fixed order, so that these are flat.
+    # On a GPU, torch sums losses of several dimensions in no fixed order, which --deterministic true forbids.
     exact, wanted = (exact.movedim(-1, 1), targets) if exact.is_cpu else (exact.flatten(0, -2), targets.flatten())
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)
     nll = loss = F.nll_loss(log_p, wanted, ignore_index=ignore)

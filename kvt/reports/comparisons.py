@@ -17,7 +17,7 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with the metrics of tables with `over_training`, which are means over each run's history."""
+    """Return `results` with a column for each table with `over_training`: this metric's mean over a run's history."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
@@ -114,10 +114,10 @@ class Compared(NamedTuple):
     solved_by_baseline: float = nan
     won: float = nan  # number of combinations of block (`statistics.blocks`) and seed in which `attention` solved more
     lost: float = nan
-    margin: float = nan  # in points; NaN if `Table.claims` lacks the comparison, which then has no p and no verdict
+    margin: float = nan  # in points; NaN, like `p`, if `Table.claims` lacks the comparison
     p: float = nan
     untested: str = ""  # `CEILING`, `CHANCE`, `SILENT` or `LOST` if this rules out a test, else ""
-    verdict: str = ""  # a result of `statistics.verdict`, or `untested`; "" without a margin
+    verdict: str = ""  # `untested`; if that is "", a result of `statistics.verdict`, or "" without a margin
 
 
 def comparisons(results: pd.DataFrame, tables: Sequence[Table]) -> list[Compared]:
@@ -193,7 +193,7 @@ def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return `finished`, with the task in front of `setting`, and with `above_chance`, accuracy − chance or NaN."""
+    """Return `finished` with "task setting" as `setting`, and `above_chance`: accuracy − chance, NaN if unknown."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)

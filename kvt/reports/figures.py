@@ -48,7 +48,7 @@ STYLE: Any = {
     **{"axes.edgecolor": "0.5", "grid.color": "0.9"},
 }
 STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in TICKS.items()}
-"""The style of plots in reports. Functions that draw them have `@rc_context(STYLE)`."""
+"""The style of plots in reports, but not of attention maps. Functions that draw plots have `@rc_context(STYLE)`."""
 TICK_STEPS = [1, 2, 2.5, 5, 10]  # distances of ticks, times a power of ten
 POINTS = 120  # largest number of points of one curve
 MARKED = 16  # a thick curve with at most this number of points has markers

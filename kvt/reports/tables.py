@@ -46,7 +46,7 @@ def declared(tasks: Iterable[type[Task]] = ()) -> list[Metric]:
 
 
 def metric_of(name: str, tasks: Iterable[type[Task]] = ()) -> Metric:
-    """Return the `Metric` of "val/NAME" that `tasks`, or else kvt's tasks, declare; for an unknown NAME, a new one.
+    """Return the `Metric` of "val/NAME" that `tasks`, or else kvt's tasks, declare; `Metric(NAME)` if none do.
 
     >>> metric_of("val/loss").words, metric_of("val/loss").better, metric_of("test/acc_4_back").label
     ('loss (nats)', 'less', 'accuracy 4 places back')
@@ -71,7 +71,7 @@ class Table(NamedTuple):
     note: str = ""
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
     accuracy: str = ""  # the accuracy to compare with `chance`; "" if it is `metric`
-    margin: float = 1.0  # in points; the largest difference that counts as equal
+    margin: float = 1.0  # in points; a difference below the margin counts as equal
     # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
     claims: Mapping[tuple[str, str, str], float] | None = None
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
@@ -99,7 +99,7 @@ class Table(NamedTuple):
         return self.margin if self.claims is None else self.claims.get((column, attention, baseline), nan)
 
     def names(self, column: str) -> frozenset[str]:
-        """Return the names of the runs of a column or pool."""
+        """Return the names of the runs of a column or pool; no names if there is no such column or pool."""
         return self.columns[column] if column in self.columns else self.pools.get(column, frozenset())
 
     def runs(self, results: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -199,7 +199,7 @@ def _chance(grid: Grid, outcomes: Outcomes, split: str) -> dict[str, float]:
 
 
 def curves_of(grid: Grid) -> list[list[str]]:
-    """Return a grid's `curves`: the metrics of each figure, the main one first. UserError: a metric is unknown."""
+    """Return a grid's `curves`: for each figure its metrics, the main one first; UserError if a metric is unknown."""
     known = _metrics_of(grid, "val", "train")
     _require(f"metric in curves of {grid.name}:", chain.from_iterable(grid.file.curves), known)
     return grid.file.curves

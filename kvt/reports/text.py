@@ -18,7 +18,7 @@ def results_table(cells: Sequence[Cell], table: Table, compared: Sequence[Compar
     """Return a table with the rows of each attention: our results, published results and their difference.
 
     With `compared`, a further row tells in how many pairs the attention is better than the baseline of `compared[0]`.
-    The last row, n, has the most frequent number of runs in each column. Cells with another number show it.
+    The last row, n, has the most frequent number of runs in each column. A cell with another number states its own.
     """
     kind, lines = table.kind, [["", *table.columns, "mean"]]
     ahead = {(one.attention, one.column): better_in(one) for one in compared if one.baseline == compared[0].baseline}
@@ -86,7 +86,7 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """Return the columns at the ceiling against the first baseline; "reverse (KV)": of reverse, only KV's pair."""
+    """Return the columns at the ceiling against the first baseline. "copy; reverse (KV)": in reverse, KV alone is."""
     words, baseline = [], compared[0].baseline
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
@@ -120,7 +120,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference in points, with its interval if known; for a column in `Table.solved`, numbers of runs."""
+    """Return the difference in points, with its interval if known; if `solved` is known, numbers of solved runs."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

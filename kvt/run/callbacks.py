@@ -35,12 +35,13 @@ class RunCallback(L.Callback):
     * A checkpoint also has history, training time, running means of the metrics, `trainer.callback_metrics`, and
       accumulated gradients. It has no random states: `Batches` seeds torch's generators before each training batch.
     * The run ends with a validation, if it validates at all, so that last.ckpt and the result cover the whole training.
-    * A signal in `STOP_SIGNALS` stops the run after the current batch or, if a validation follows, after the
-      validation. `Last` then saves last.ckpt. Several processes stop after the same batch: they tell each other of
-      signals only at logs, validations and ends of epochs. A further Ctrl-C ends the process at once.
+    * Ctrl-C or another signal in `STOP_SIGNALS` stops the run after the current batch or, if a validation follows,
+      after the validation. `Last` then saves last.ckpt. Several processes tell each other of signals only at logs,
+      validations and ends of epochs, so that all stop after the same batch. A further Ctrl-C ends the process at once.
 
     Args:
-        resumes: whether this process resumes a run. If `EarlyStopping`, for instance, had ended the run, it ends again.
+        resumes: whether this process resumes a run. If the run had been told to stop before, for instance by
+            `EarlyStopping`, the resumed run is told to stop again.
     """
 
     def __init__(self, resumes: bool = False) -> None:
@@ -85,7 +86,7 @@ class RunCallback(L.Callback):
             setattr(self, name, self._saved.get(name, vars(self)[name]))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore gradients and metrics. End a run that had diverged or set `should_stop`. Handle `STOP_SIGNALS`."""
+        """Restore gradients and metrics, end a run that had diverged or been told to stop, handle `STOP_SIGNALS`."""
         saved, self._saved = self._saved, {}
         pl_module.logged_step = saved.get("logged_step", 0)
         for name, gradient in saved.get("gradients", {}).items():
@@ -144,7 +145,7 @@ class RunCallback(L.Callback):
         self._stop_if_asked(trainer)
 
     def on_record(self, trainer: L.Trainer, name: str, value: float) -> None:
-        """Add a metric from `Task.record` to the history of training. A loss that is not finite ends the run."""
+        """In `fit`, add a metric from `Task.record` to the history. A loss that is not finite ends the run."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not self.rows or self.rows[-1]["step"] != trainer.global_step:
@@ -176,7 +177,7 @@ class RunCallback(L.Callback):
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
         """Update `count`, summed over all processes, and `seconds`. Unless `goes_on`, stop the clock."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
-        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # `int` waits for the work of a GPU
+        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # waits for a GPU, before the clock is read
         self._read = 0
         if self._since is not None:
             now = perf_counter()
@@ -202,8 +203,8 @@ class RunCallback(L.Callback):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint IO that writes a temporary file beside the path, and renames the file when it is complete.
 
-    Lightning moves the file from the system's temporary folder. Between two disks, the move is a copy, and a process
-    that is killed during the copy leaves half a checkpoint.
+    Lightning's own IO writes a file into the system's temporary folder, and then moves the file to the path. Between
+    two disks, the move is a copy, and a process that is killed during the copy leaves half a checkpoint at the path.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -215,7 +216,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Best(ModelCheckpoint):
     """Saves best.ckpt, the checkpoint with the best value of the task's `monitor`; of equal values, the latest.
 
-    `state_key` is constant, because Lightning's property makes a new string in each of about ten reads per step.
+    `state_key` is constant: Lightning reads the key about ten times a step, and would make a new string each time.
     """
 
     state_key = "best"
@@ -253,7 +254,7 @@ class Last(ModelCheckpoint):
 class Lines(L.Callback):
     """Prints a line of metrics after each epoch and each validation within an epoch, above any progress bar."""
 
-    printed = -1  # step of the last line: a step prints at most one line
+    printed = -1  # step of the last line; each step gets at most one line
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._print(trainer)

@@ -61,7 +61,7 @@ class KvtCLI(LightningCLI):
 
     Attributes:
         content: the configuration with all settings, as in config.yaml.
-        start: the checkpoint to measure or to start training from: `checkpoint`, or else `ckpt_path`. May be None.
+        start: the checkpoint to measure or to start training from: `checkpoint`, else that at `ckpt_path`, else None.
     """
 
     def __init__(
@@ -159,7 +159,10 @@ def parse(parser: Parser, config: Config, words: Sequence[str] = ()) -> tuple[Na
 
 
 def by_section(parsed: Namespace) -> Config:
-    """Return settings by section as plain data: no model.spec, no data.seed, no defaults of optimiser and callbacks."""
+    """Return settings by section as plain data.
+
+    The result lacks model.spec, data.seed, and the default arguments of the optimiser and of callbacks.
+    """
     content: Config = json.loads(json.dumps(parsed.as_dict(), default=_plain))
     for section, linked in (("", "config"), ("model", "spec"), ("data", "seed")):
         content.get(section, content).pop(linked, None)

@@ -1,6 +1,6 @@
 """`RunConfig`, the configuration of a run.
 
-Importing torch takes seconds. Functions that need torch therefore import it when called.
+The module does not import torch, because the import takes seconds. Functions that need torch import it when called.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ class RunConfig:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """Like `flat`, but with settings of the data exactly as in config.yaml, which needs no import of a class."""
+        """Like `flat`, but with settings of the data exactly as in config.yaml. This property imports no class."""
         settings = {"seed": self.seed_everything, **TRAINER}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.items()}
         settings |= {name: value for name, value in trainer.items() if name in TRAINER}
@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """A dict of the import paths "model" and "data", and of "attn", a name or import path ("None" if unset)."""
+        """A dict with the import paths "model" and "data", and "attn", a name or import path ("None" if unset)."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 
@@ -181,7 +181,7 @@ def _defaults(model: str, data: str) -> Mapping[str, Any]:
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
-    """Return 12 hexadecimal digits of a hash of settings, which does not depend on their order."""
+    """Return 12 hexadecimal digits of a hash of settings. The hash does not depend on the order of settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -110,8 +110,8 @@ def train(
         purge_step = steps + 1 if resume else None
         trainer = make_trainer(cli, [*callbacks, *added], path, path if writes else None, purge_step)
         # The Trainer converts a model to its precision only after `WeightAveraging` has copied the weights and after a
-        # checkpoint has been loaded. kvt converts before both, so that float64 weights are not rounded. Half precision
-        # does not need this, because float32 represents its numbers exactly.
+        # checkpoint has been loaded. kvt converts the model before both, so that float64 weights are not rounded. Half
+        # precision does not need this: float32 weights represent half-precision numbers exactly.
         if not isinstance(trainer.precision_plugin, HalfPrecision):
             trainer.precision_plugin.convert_module(task)
         if cli.content["compile"]:
@@ -149,7 +149,7 @@ def train(
 def _result(
     cli: KvtCLI, trainer: L.Trainer, run: RunCallback, best: Best | None, started: datetime, test: bool
 ) -> Result:
-    """Test a run that has ended, write its result, and return it."""
+    """Test a run that has ended, and write its result. Return the result."""
     task, data = cli.model, cli.datamodule
     saved = Checkpoint(best.best_model_path) if best and best.best_model_path else None
     metrics = dict(saved.saved["metrics"]) if saved else {}
@@ -198,7 +198,7 @@ def predict(cli: KvtCLI) -> Path | None:
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler that does nothing. Its base class creates about 150 generators in each step."""
+    """A profiler that does nothing. Its base class also does nothing, but creates about 150 generators in each step."""
 
     nothing = nullcontext()
 
@@ -325,7 +325,7 @@ def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str,
 
 
 def compile_model(task: Task, data: TaskData, trainer: L.Trainer) -> None:
-    """Compile a task's model in place with torch.compile. On a GPU, it uses CUDA graphs. Parameters keep their names.
+    """Compile a task's model in place with torch.compile, which uses CUDA graphs on a GPU. Parameters keep their names.
 
     The stacks of blocks are also compiled, because some tasks call `model.states` instead of the model's `forward`.
     Raises UserError if batches differ in length.

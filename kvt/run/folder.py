@@ -10,7 +10,10 @@ LOCK = ".lock"
 LAST = "checkpoints/last.ckpt"
 """Path, in a run's folder, of the checkpoint from which the run resumes; written by `callbacks.Last`."""
 BEST = "checkpoints/best.ckpt"
-"""Path, in a run's folder, of the best checkpoint. The first validation saves it unless the run has diverged."""
+"""Path, in a run's folder, of the best checkpoint by validation.
+
+The file exists after the first validation, unless the run has diverged by then.
+"""
 
 
 def empty(folder: Path) -> None:

@@ -103,7 +103,7 @@ class Checkpoint:
         if not isinstance(task, kind):
             raise self.error(f"contains {type(task).__name__}; this command needs {kind.__name__}")
         dtypes = {weight.dtype for weight in self.saved["state_dict"].values() if weight.is_floating_point()}
-        # float16, as in the folder zoo, only makes the file smaller
+        # float16, as in the folder zoo, only makes the file smaller: the model computes in float32
         if kept := dtypes - {torch.float16}:
             task.to(kept.pop())  # such as float64 after --precision 64-true
         self.load_weights(task)
@@ -196,7 +196,7 @@ def _is_plain(value: Any) -> bool:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the plain data and tensors in a file, or in a folder that `save_pretrained` has written.
 
-    Raises UserError if the path holds no checkpoint of a task of kvt, or one of kvt 0.1.
+    Raises UserError if the path holds no checkpoint of a task of kvt, or holds a checkpoint of kvt 0.1.
     """
     is_folder = os.path.isfile(os.path.join(path, SETTINGS))
     if not is_folder and not os.path.isfile(path):  # not Path.is_file, which raises if the path is too long

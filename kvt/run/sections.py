@@ -1,4 +1,4 @@
-"""The sections of a configuration, and the Trainer settings that tell runs apart. The module imports no torch."""
+"""The sections of a configuration, and the Trainer settings that distinguish runs. The module imports no torch."""
 
 from typing import Any
 
@@ -23,4 +23,4 @@ TRAINER = {
     **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
     **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
-"""The Trainer settings that tell runs apart, with their defaults. All other Trainer settings may differ in a run."""
+"""The Trainer settings that distinguish runs, with their defaults. Runs that differ only in others are the same run."""

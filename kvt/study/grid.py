@@ -30,7 +30,7 @@ Columns = dict[str, Settings] | list[str] | None  # maps a column to its runs' s
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. If given, `tasks` and `seeds` are its only ones. `GridFile.at` merges the axes."""
+    """A scale of a grid. If given, `tasks` and `seeds` replace those of the grid. `GridFile.at` merges the axes."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -129,7 +129,7 @@ class TaskFile:
         self.section_of["optimizer"] = ""
 
     def value(self, axis: str, value: Any) -> dict[str, Any]:
-        """Return the settings that a value of an axis sets, of their declared types; UserError if one is unknown."""
+        """Return the parsed settings that a value of an axis stands for; raise UserError if a setting is invalid."""
         known = self.section_of.keys()
         several = isinstance(value, dict) and (axis not in known or value.keys() <= known)
         settings = value if several else {axis: value}
@@ -236,7 +236,7 @@ class Grid:
 
 
 def select(runs: Sequence[Run], wanted: Mapping[str, Any], where: str) -> Sequence[Run]:
-    """Return the runs whose settings have the values `wanted`; if there are none, raise UserError with `where`."""
+    """Return the runs whose `values` include `wanted`; raise a UserError that names `where` if there are none."""
     for name, value in wanted.items():
         if not (having := [run for run in runs if name in run.values]):
             raise unknown(f"setting in {where}:", name, sorted(runs[0].values))

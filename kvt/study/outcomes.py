@@ -17,7 +17,8 @@ from kvt.system import UserError, one_line, parse_yaml
 
 RESULT, HISTORY, ERROR, CONFIG = "result.json", "history.csv", "error.txt", "config.yaml"
 REQUIRED = ("config", "seed", "parameters", "seconds", "precision", "commit", "packages", "machine")
-REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}  # of version 0.1; values without effect
+# settings that only version 0.1 had, with the values at which they had no effect
+REMOVED = {"teacher": None, "teacher_temperature": 1.0, "teacher_weight": 1.0}
 KEPT = ("parameters", "seconds", "precision", "commit", "packages", "machine", "notes", "content")
 
 

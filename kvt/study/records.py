@@ -88,8 +88,9 @@ def _outcomes(folder: Path) -> Iterator[Outcome]:
 def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str:
     """Add results of a grid, from folders of runs and other records, to the record `folder`; return a line of counts.
 
-    The function makes a new record if `folder` has none. Rows are in the order of the grid. Rows of runs that
-    are no longer in the grid come last. Raises UserError if the record is damaged, or of another grid or scale.
+    The function makes a new record if `folder` has none. Rows are in the order of the grid. Rows of runs that are no
+    longer in the grid come last. If there are no new results, the record is not written. Raises UserError if the record
+    is damaged, or belongs to another grid or scale.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the result.json that a row holds. Its "config" lacks Trainer settings with default values."""
+    """Return the entries of result.json that are in a row. The entry "config" lacks default Trainer settings."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
@@ -141,7 +142,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of an outcome's row, {column: text}, without those in `FIRST` and default Trainer settings."""
+    """Return a dict from columns to cells of an outcome, without those in `FIRST` and default Trainer settings."""
     settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
     found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():

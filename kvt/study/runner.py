@@ -121,7 +121,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 class Times:
-    """Estimates the time of runs from runs passed to `add`: those on GPUs, or on CPUs if this machine has no GPU."""
+    """Estimates the time of runs from runs that `add` got: runs on GPUs, or runs on CPUs if this machine has no GPU."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to the runs' seconds

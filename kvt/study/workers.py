@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait at most `seconds` for a process to end. For each that has, yield its job and why it died, or ""."""
+        """Wait up to `seconds` for processes to end. For each ended one, yield the job and why it died ("" if not)."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()
@@ -168,7 +168,7 @@ class RayCluster:
         self._running[self._task.remote(job)] = job
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Do as `LocalWorkers.wait`; raise UserError if the connection to Ray is lost."""
+        """Do what `LocalWorkers.wait` does; raise UserError if the connection to Ray is lost."""
         for task in self._ray.wait([*self._running], timeout=seconds)[0]:
             job, died = self._running.pop(task), ""
             try:

@@ -58,7 +58,7 @@ class Task(L.LightningModule, ABC):
             self.set_rate(**rate)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; skip nn.Module's slow checks for strings and None, which Lightning sets in every hook."""
+        """Skip nn.Module's slow checks if a string or None replaces a value. Every Lightning hook sets such values."""
         if name in self.__dict__ and isinstance(value, str | None):
             object.__setattr__(self, name, value)
         else:
@@ -88,7 +88,7 @@ class Task(L.LightningModule, ABC):
 
     @property
     def optimizer_config(self) -> dict[str, Any] | None:
-        """The entry "optimizer" of `run_config`, such as {"class_path": …, "init_args": …}; None without an entry."""
+        """The entry "optimizer" of `run_config`, such as {"class_path": …, "init_args": …}; None if there is none."""
         return (self.run_config or {}).get("optimizer")
 
     @property
@@ -115,8 +115,8 @@ class Task(L.LightningModule, ABC):
     def compute_metrics(self, batch: Any) -> dict[str, Any]:
         """Return a dict with "loss" and the other `metrics` of a batch; entries with other names are not logged.
 
-        The loss is a scalar tensor. Another metric is a scalar tensor, the mean over the predictions of the batch, or a
-        pair of a sum and a divisor. Sums and divisors of all batches are added up before the division. For a metric
+        The loss is a scalar tensor. Any other metric is a scalar tensor (the mean over the predictions of the batch) or
+        a pair of a sum and a divisor. Sums and divisors of all batches are added up before the division. For a metric
         with `bins`, sum and divisor have one entry per bin. For a metric with `how="exp"`, the dict has its logarithm.
         The dict has no metrics with `how="recorded"`, and may have some metrics in eval mode only.
         """
@@ -146,7 +146,7 @@ class Task(L.LightningModule, ABC):
         return (batch[0],)
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]] | None:
-        """Return row and column labels of a layer's attention map for one example; None without labels."""
+        """Return row and column labels of a layer's attention map for one example; None if there are no labels."""
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -162,7 +162,7 @@ class Task(L.LightningModule, ABC):
         return ""
 
     def sample(self) -> str | None:
-        """Return a text that the model generates, as Markdown for TensorBoard; None without a text."""
+        """Return a text that the model generates, as Markdown for TensorBoard; None if the model generates no text."""
         return None
 
     def check_causality(self) -> None:
@@ -264,7 +264,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry "config": `run_config`; outside a run of kvt, class and arguments of task and data."""
+        """Add "config": `run_config`; outside a run of kvt, classes and arguments of task and data, and the seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -313,7 +313,7 @@ class Task(L.LightningModule, ABC):
             mean.reset()
         for name, number in logged.items():
             self.record(f"{stage}/{name}", number, prog_bar=stage != "test")
-        if logged and self.trainer.state.fn == TrainerFn.FITTING:  # the step in loggers; their default is one less
+        if logged and self.trainer.state.fn == TrainerFn.FITTING:  # loggers show this step; Lightning's is one less
             self.log("step", torch.as_tensor(self.global_step, dtype=ACCUM_DTYPE))
 
 
@@ -374,7 +374,7 @@ class Classification(Task):
         return f"true {true}, predicted {predicted}"
 
     def class_title(self, label: int) -> str:
-        """Return the name of a class; default: its number."""
+        """Return the name of a class; default: the number of the class."""
         return str(label)
 
     @torch.no_grad()
@@ -384,7 +384,7 @@ class Classification(Task):
         return self(inputs.to(self.dtype) if inputs.is_floating_point() else inputs).argmax(-1)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return a dict of the targets, the most probable classes, and their probabilities."""
+        """Return a dict of the targets, the most probable classes, and the probabilities of these classes."""
         inputs, targets = batch
         probability, prediction = torch.softmax(self(inputs).float(), -1).max(-1)
         return {"target": targets, "prediction": prediction, "probability": probability}

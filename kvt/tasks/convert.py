@@ -17,7 +17,8 @@ def convert_task(source: Task, attn: str, how: str, attn_kwargs: Mapping[str, An
         source: the task to convert; its attention must be one of `FROM`.
         attn: the new attention, one of `TO`.
         how: how projections are merged, one of `HOW`.
-        attn_kwargs: arguments of the new attention. They override the arguments of `source` that it also accepts.
+        attn_kwargs: arguments of the new attention. For any other argument, the value in `source` is kept if the new
+            attention accepts the argument.
     """
     require_choice("--attn", attn, TO)
     require_choice("--how", how, HOW)

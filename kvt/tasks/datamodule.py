@@ -62,7 +62,7 @@ class TaskData(L.LightningDataModule, ABC):
 
     @classmethod
     def chance(cls, **settings: Any) -> float | None:
-        """Return the accuracy of guessing for data with these constructor arguments; None if unknown."""
+        """Return the accuracy of guessing for data with these constructor arguments; None if it is unknown."""
         return None
 
     @classmethod
@@ -117,11 +117,11 @@ class TaskData(L.LightningDataModule, ABC):
         return "test" if "test" in self.splits else "val"
 
     def names(self, split: str) -> list[str] | None:
-        """Return names of the examples of a split, such as file names; None without names."""
+        """Return names of the examples of a split, such as file names; None if the examples have no names."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        # not left to the loader, which Lightning does not restore if it made the loader earlier, to count steps
+        # not left to the loader: to count steps, Lightning makes the loader early, and then does not restore its state
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged."""
+    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged; import no other class."""
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 

@@ -95,7 +95,7 @@ class Images(TaskData):
 
     @classmethod
     def _usual(cls, dataset: str) -> dict[str, list[float]]:
-        """Return mean and std of a known data set; {} for any other."""
+        """Return mean and std of a known data set; {} for any other data set."""
         known = cls.sets.get(dataset)
         return {"mean": [*known.mean], "std": [*known.std]} if known else {}
 
@@ -155,7 +155,7 @@ class Images(TaskData):
 class ImageTask(BlockTask, Classification):
     """Task of classifying images. The model is `ViT`; the default optimiser is Adam.
 
-    The paper's runs end before the first of the default milestones.
+    By default, the learning rate is divided by ten after 100 and 150 epochs, which the paper's runs do not reach.
 
     Args:
         pool: input of the classification head: class (the output of the class token) or mean (the mean over patches).

@@ -195,9 +195,9 @@ class Characters(TextData):
     """Windows of characters. A batch is (inputs, targets), such as "To be" and "o be,", both int64 (B, length).
 
     Training uses the first part of the text, and validation the rest, unless the data set has a validation split. A
-    training window begins at every character that at least `length` training characters follow. In validation, every
-    character except the first is a target once. The vocabulary has the characters of the whole text, in Unicode's form
-    NFC. There is no test split.
+    training window begins at every character that is followed by at least `length` training characters. In validation,
+    every character except the first is a target once. The vocabulary has the characters of the whole text, in Unicode's
+    form NFC. There is no test split.
 
     Args:
         text: path of your own UTF-8 file; or a Hugging Face data set of documents, hf:NAME or hf:NAME:CONFIGURATION,
@@ -492,7 +492,7 @@ class LanguageTask(BlockTask, Classification):
         return batch, batch
 
     def write(self, prompt: str, tokens: int, seed: int = 0, stop: str | None = None, **how: Any) -> Iterator[str]:
-        """Yield the prompt, then `tokens` new tokens one by one, as text; end after the first `stop`, if any.
+        """Yield the prompt, then each of `tokens` new tokens as text; end after the first `stop` in the new text.
 
         Needs eval mode. An empty prompt means the most frequent symbol; for bytes and byte pairs, a document's start.
         `how`: temperature, top_k and top_p of `generation.sample`. Raises UserError if the model is masked, if an

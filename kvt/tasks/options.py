@@ -72,9 +72,9 @@ class BlockTask(Task):
         self.build(spec)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Make the model with `spec` of the Trainer's data if the constructor got no `spec`; UserError without either.
+        """Make the model with `spec` of the Trainer's data, if the constructor got no `spec`.
 
-        This hook runs before callbacks that copy the model.
+        This hook runs before callbacks that copy the model. Raises UserError if the Trainer has no data with a `spec`.
         """
         if not hasattr(self, "model"):
             self.hparams["spec"] = getattr(getattr(self.trainer, "datamodule", None), "spec", None)
@@ -97,7 +97,10 @@ class BlockTask(Task):
         raise NotImplementedError
 
     def attention(self, max_len: int, positions: str = "none", **settings: Any) -> AttentionFactory:
-        """Return a factory of attention layers with `settings`, which `attn_kwargs` of the user override."""
+        """Return a factory of attention layers with `settings`, which the user's `attn_kwargs` override.
+
+        `attention_settings` explains `positions`.
+        """
         own, given = self.options, attention_settings(self.options["attn"], positions, self.options["attn_kwargs"])
         sizes = {"heads": own["heads"], "pos_dim": own["pos_dim"], "max_len": max_len}
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
@@ -112,7 +115,7 @@ class BlockTask(Task):
                 return int(cls(**{**own, "match": None, **settings}).num_parameters)
 
         require_choice("match", match, ATTENTION)  # no import path, since kvt imports nothing that a checkpoint names
-        whole = {"attn_kwargs": None, "share_layers": 1}  # the defaults: no heads or layers are shared
+        whole = {"attn_kwargs": None, "share_layers": 1}  # default arguments of the attention, and no shared layers
         wanted = count(attn=match, **{name: value for name, value in whole.items() if name in own})
         one, two = count(expansion=1), count(expansion=2)
         if not self.expansion or one == two:

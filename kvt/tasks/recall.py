@@ -70,7 +70,7 @@ def distinct(rows: int, count: int, low: int, high: int, generator: Generator) -
 
 
 def slot_weights(slots: int, power: float = 0.01) -> Tensor:
-    """Return the weights of `mqar`'s slots i = 0 … slots − 1: (i + 1)^(power − 1) / their sum, float64 (slots)."""
+    """Return weights of `mqar`'s slots i = 0 … slots − 1, (i + 1)^(power − 1) divided by their sum: float64 (slots)."""
     weights = torch.arange(1, slots + 1, dtype=torch.double) ** (power - 1)
     return weights / weights.sum()
 
@@ -175,7 +175,7 @@ LEAST: dict[str, Callable[[int], tuple[int, int]]] = {  # number of pairs → th
     "selective_copy": lambda pairs: (4, 2 * pairs + 2),
 }
 
-TRIES = 1000
+TRIES = 1000  # `tries` of `draw_apart`
 
 
 class Recall(TaskData):
@@ -270,7 +270,7 @@ class Recall(TaskData):
         return torch.randint(self.fewest_pairs, self.pairs + 1, (rows,), generator=generator)
 
     def mqar(self, pairs: Tensor, length: int, generator: Generator) -> Questions:
-        """Draw sequences of the task mqar. `pairs`, int64 (rows), are their numbers of pairs."""
+        """Draw sequences of the task mqar. `pairs`, int64 (rows), has the number of pairs of each sequence."""
         found = blank(len(pairs), length)
         for count in pairs.unique().tolist():
             rows = pairs == count
@@ -304,7 +304,7 @@ class RecallTask(BlockTask, Classification):
     The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
     the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
     `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
-    symbols. Only this last kind counts sequences that are longer than in training. Learned positions beyond the
+    symbols. Metrics of other kinds leave out sequences that are longer than in training. Learned positions beyond the
     training length stay untrained.
 
     Args:

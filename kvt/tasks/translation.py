@@ -296,7 +296,7 @@ class TranslationTask(BlockTask):
     """Task of translating sentences. The model is `Seq2Seq`; the default optimiser is Adam.
 
     In every validation and test, the task translates the split with greedy decoding. sacreBLEU computes `bleu` and
-    `chrf` from text. `bleu_paper` is computed as in the paper, from tokens that include <bos> and
+    `chrf` from text (see `text_scores`). `bleu_paper` is computed as in the paper, from tokens that include <bos> and
     <eos>. Cross-attention is always qkv.
 
     Args:
@@ -373,7 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return "loss" (smoothed in all modes), "ppl" (mean −log p, in nats) and "found" (the result of `losses`)."""
+        """Return "loss" (always smoothed), "ppl" (mean −log p of true words) and "found" (the result of `losses`)."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 

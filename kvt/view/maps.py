@@ -68,7 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Eigenvalues of maps, complex (heads, N); None for causal maps, without `scores`, and if not `sums_to_one`."""
+        """Eigenvalues, complex (heads, N); None if maps are causal or not `sums_to_one`, or if `scores` is None."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -265,8 +265,8 @@ class Sheet:
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, it ends at min(1, 8 / M)
-    or later, where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
+    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, the end is at least
+    min(1, 8 / M), where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -275,7 +275,10 @@ def _scale(layers: Sequence[Layer]) -> PowerNorm:
 
 
 def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, beside: bool = True) -> None:
-    """Draw a map (N, M), labelled below and, if `beside`, at the left. Large maps have numbers instead of `labels`."""
+    """Draw a map (N, M), labelled below and, if `beside`, at the left.
+
+    A large map, or a map without `labels`, has numbers.
+    """
     axes.imshow(weights, norm=scale, cmap=COLOURS, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0, pad=1, labelsize=FONT - 1)
     rows, columns = labels if labels is not None and _is_readable(weights) else (None, None)

@@ -18,7 +18,7 @@ TAG = "visual/attention"
 class Shown(Callback):
     """A callback that logs attention maps and a sample text after validations 1, 2, 4, 8 …, and after the last one.
 
-    More pictures may take longer than the training of a small model.
+    Pictures after every validation may take longer than the training of a small model.
     """
 
     _validations = _shown = 0  # the number of validations, and the number of the last one with pictures
