@@ -45,8 +45,8 @@ class Phase(Attention):
         """Convert the module; set fixed angles anew, because conversion keeps the rounding of the earlier dtype."""
         super()._apply(fn, recurse)
         if self.fixed:
-            exact = torch.tensor(self.fixed, dtype=torch.float64, device="cpu").view(-1, 1, 1)
-            self.angles.copy_(exact.to(self.angles.dtype))
+            for of_head, angle in zip(self.angles, self.fixed, strict=True):
+                of_head.fill_(angle)
         return self
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

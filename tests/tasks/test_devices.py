@@ -13,7 +13,7 @@ from kvt.data.loader import Batches
 from tests.helpers.fake_gpu import GPU, Calls, fake_gpu
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 
-pytestmark = pytest.mark.slow  # on a busy machine, fake tensors and backward passes on meta now and then crash torch
+pytestmark = pytest.mark.slow
 PRECISIONS = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16-mixed"])
 
 
