@@ -114,8 +114,8 @@ def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
 def arguments(cls: Any) -> dict[str, Any]:
     """Return a dict that maps each argument of a constructor to its default, or to None if it has no default.
 
-    The dict includes arguments that **kwargs passes on to base classes. It has no argument that the class itself passes
-    to its base, such as `lr` in `super().__init__(spec, lr=0.25, **kwargs)`.
+    The dict includes arguments that **kwargs passes on to base classes. It lacks an argument that a class sets for its
+    base, such as `lr` in `super().__init__(spec, lr=0.25, **kwargs)`, unless the class itself takes it, too.
     """
     from jsonargparse import ArgumentParser  # finds the arguments behind **kwargs
 

@@ -122,7 +122,7 @@ def findings() -> Told:
     assert growing == sorted(growing)
     yield "shrinks from {} to {} nats", published_gaps_on_characters()
     numbers = line("figure6-paper", "lr 1e-3", "kv")
-    yield "KV is behind in all {} pairs", [numbers.pairs - numbers.better_in]
+    yield "KV is behind QKV in all {} pairs", [numbers.pairs - numbers.better_in]
     runs = one_head("shift-laptop", "kv", "kv+pos")
     assert runs.above.max() <= 0.005
     text = "one head of QKV has an accuracy of {}. On cycles of more than two tokens, none of the {} runs"

@@ -265,7 +265,10 @@ class Attention(nn.Module):
         context: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, (B, heads, N, head_dim), and k and v with those of `cache`, if any, (B, kv_heads, M, head_dim)."""
+        """Return q, (B, heads, N, head_dim), and k and v, (B, kv_heads, M, head_dim).
+
+        If there is a `cache`, the new keys and values are appended to it, and k and v are all that it contains.
+        """
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
                 raise UserError(f"{name} of shape {tuple(tokens.shape)}: expected (B, N, {self.dim})")

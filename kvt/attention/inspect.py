@@ -63,8 +63,8 @@ def row_entropy(weights: Tensor) -> Tensor:
 def eigenvalues(weights: Tensor) -> Tensor:
     """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
 
-    If rows sum to 1, 1 is an eigenvalue, and no other has a greater absolute value. The softmax of symmetric scores has
-    real eigenvalues; see docs/symmetry.md.
+    If weights are not negative and rows sum to 1, 1 is an eigenvalue, and no other has a greater absolute value. The
+    softmax of symmetric scores has real eigenvalues; see docs/symmetry.md.
     """
     return torch.linalg.eigvals(weights.double())
 

@@ -21,9 +21,9 @@ class MLA(QSharedKV, name="mla", label="MLA", colour="#661100"):
     W Σ a_j c_j (end of §2.1.2), the layer attends like a `QSharedKV` with queries Uᵀq, and with c as key and value.
 
     Rotations do not commute with U. With `rope`, each query and each shared key therefore have d_R = rope · head_dim
-    additional channels, q' and k', which are rotated. k' is cached, too. The default score is (Uᵀq · c + R q' · R k') /
-    √(head_dim + d_R) (decoupled rotary position embeddings, eq. 14 to 18). The low-rank query (eq. 12 and 13) and the
-    norm of the latent vector are not implemented.
+    additional channels, q' and k'. k' is cached, too. The default score is (Uᵀq_i · c_j + R_i q'_i · R_j k'_j) /
+    √(head_dim + d_R), where R_i rotates as `Rotary` does (decoupled rotary position embeddings, eq. 14 to 18). The
+    low-rank query (eq. 12 and 13) and the norm of the latent vector are not implemented.
 
     Args:
         rank: r, the size of a latent vector; default: twice head_dim. Without `rope`, the cache is then as large as in

@@ -14,11 +14,10 @@ from kvt.system import UserError, require_choice, require_positive
 
 
 class SinusoidalMap(nn.Module):
-    """A fixed 2-D sinusoidal encoding P of the attention map, of which `forward` computes only the column part.
+    """A fixed 2-D sinusoidal encoding P of the attention map. The term w · P_ij is added to the logits.
 
-    Every channel of P depends only on the row or only on the column, and a term that is constant along a row cancels in
-    the softmax. Therefore the part of the column channels, c_j = w_col · p_col(j), can replace w · P_ij: one number for
-    each key.
+    Each channel of P depends only on the row i or only on the column j. The sum over the row channels is constant along
+    a row, so it cancels in the softmax. `forward` returns the sum over the column channels, c_j = w_col · p_col(j).
     """
 
     def __init__(self, max_len: int, channels: int) -> None:

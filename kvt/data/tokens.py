@@ -181,7 +181,7 @@ class BytePairs(Bytes):
 
 
 def tokens_of(definition: str, name: str = "tokenizer") -> Bytes:
-    """Return the tokenizer of a definition, "bytes" or the content of a tokenizer.json; errors contain `name`."""
+    """Return the tokenizer of a definition: "bytes", or the content of a tokenizer.json. Errors contain `name`."""
     return Bytes() if definition == Bytes.definition else BytePairs(definition, name)
 
 

@@ -21,7 +21,7 @@ padding, and over real targets, which do not. Mean over pairs of runs with the s
 
 
 def costs(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a table and a plot of `perplexity_costs` relative to the first attention; nothing without pairs of runs."""
+    """Yield a section with the `perplexity_costs` against the first attention, if there are pairs with both metrics."""
     first = results.first
     if not {COUNTED, REAL} <= {*results.finished}:
         return

@@ -35,7 +35,7 @@ def finite(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def finished(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return the rows of a table's column or pool whose runs have finished with a finite value of `table.metric`."""
+    """Return the rows of `results` in a column or pool of `table`, of finished runs with a finite `table.metric`."""
     runs = table.runs(results, column)
     return finite(runs[runs.state == State.FINISHED], table.metric)
 

@@ -206,7 +206,7 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return a grid's `against`, {label: setting}; raise UserError for a setting that is no axis and has no *."""
+    """Return a grid's `against`: labels to axes, or to patterns such as test/acc_*_back. UserError for other names."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

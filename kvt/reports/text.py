@@ -120,7 +120,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return the difference in points, with its interval if known; if `solved` is known, numbers of solved runs."""
+    """Return numbers of solved runs and of blocks if known, else the difference in points with any known interval."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

@@ -191,7 +191,7 @@ def default_settings(classes: Mapping[str, Any]) -> Config:
 
 
 def typed_settings(classes: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return `settings`, {"lr": 0.1, …}, by section, {"model": {"lr": 0.1, …}, …}, with values of their declared types.
+    """Convert settings to their declared types, and group them by section: {"lr": 0.1} → {"model": {"lr": 0.1}}.
 
     Raises UserError for an unknown name, and for a value of a wrong type.
     """

@@ -5,8 +5,8 @@ A row of results.csv is a flattened result.json: the column "model.dim" has an a
 a Trainer setting has its default. histories.csv.gz has the histories, long ones with fewer rows. record.yaml names the
 grid and the scale, and lists for each addition the date, the number of runs and the commits of kvt that trained them.
 
-One process at a time extends a record. It replaces each file in one step, results.csv last. If the process is killed
-before that step, the record keeps the old results. Histories of runs that results.csv lacks are ignored.
+One process at a time extends a record. It replaces the files one after the other, results.csv last. If the process is
+killed before the last replacement, the record keeps the old results. Histories of runs without a row are ignored.
 """
 
 import gzip

@@ -221,7 +221,7 @@ class SetAnomalies(TaskData):
             torch.save({"train": (features, labels), "test": (features, labels)}, file).
         set_size: number of images in a set, including the anomaly.
         anomaly_position: random; or last, as in the public tutorial on which the task is based. The attention kv+pos
-            finds a last anomaly by its position alone.
+            can find a last anomaly by its position alone.
         val_size: fraction of each class's training images that is used for validation.
     """
 
