@@ -15,7 +15,7 @@ LARGE = 256  # a plain head (see `is_plain`) with at least this many classes com
 
 
 class Predictions(NamedTuple):
-    """Predictions of a batch and its target classes."""
+    """The target classes of a batch, and its logits or the last layer of the model with its input."""
 
     states: Tensor  # input of `head`, (…, D); if `head` is None, the logits, (…, C)
     targets: Tensor  # classes, int64 (…)

@@ -39,7 +39,7 @@ def save_results(
 ) -> dict[str, Any]:
     """Log scores and notes, write result.json and history.csv if the run has a folder, and return the run's summary.
 
-    TensorBoard's table of hyperparameters shows only settings and scores that are logged in the same call.
+    The settings are logged here, too, because TensorBoard's table of hyperparameters needs both in one call.
     """
     task, data = cli.model, cli.datamodule
     summary: dict[str, Any] = {

@@ -40,7 +40,7 @@ BATCH = 64  # images per batch: so few that the activations of a large transform
 
 
 class FeatureFile:
-    """Image features from a file of the user; `read_features` describes the form of the file."""
+    """Image features from the user's file. `LAYOUT` in kvt/data/tensor_files.py shows the form of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
