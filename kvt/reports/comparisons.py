@@ -184,7 +184,7 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions that have lost a run in a column or pool, because the run diverged, failed or has no metric."""
+    """Return the attentions that have lost a run in a column or pool: it diverged, failed, or has no finite metric."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
     if not table.over_training:  # else a finished run may have no mean only because its record lacks the history
