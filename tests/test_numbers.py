@@ -112,12 +112,12 @@ def findings() -> Told:
     anywhere, last = (
         100 * line("leak-follow-up", column, "kv+pos").difference for column in ("anywhere", "always last")
     )
-    yield "KV+Pos is {} points above QKV with the odd image anywhere, and {} points above it", [anywhere, last]
+    yield "KV+Pos is {} points above QKV with the odd image anywhere, and {} points with", [anywhere, last]
     steps = open_record("figure5-text").table("val/loss").published
     values = [steps[name]["64, d 192, 6 layers, 1,000 steps"][0] for name in ("qkv", "kv+pos", "kv")]
-    yield "the paper has {} for QKV, {} for KV+Pos and {} for KV", values
+    yield "the losses in the notebook are {} for QKV, {} for KV+Pos and {} for KV", values
     told = line("figure5-laptop", "all models", "kv")
-    yield "KV is {} nats behind QKV [{}, {}], and the difference still grows", [told.difference, told.low, told.high]
+    yield "KV is on average {} nats behind QKV [{}, {}]. In the smaller models", [told.difference, told.low, told.high]
     growing = [gap_on_characters(step, dim=64) for step in (200, 400, 600, 800, 1000)]
     assert growing == sorted(growing)
     yield "shrinks from {} to {} nats", published_gaps_on_characters()
@@ -382,7 +382,7 @@ def lacks() -> Told:
     shifts = [mean("shift-laptop", WITHOUT_SELF, by=by) for by in (1, 2, 4, 8)]
     laws = [level(16, by) for by in (1, 2, 4)]
     yield (
-        "{}, {} and {} with cycles of 16, 8 and 4 (the law has {}, {} and {}), {} with cycles of 2",
+        "{}, {} and {} with cycles of 16, 8 and 4 (predicted: {}, {} and {}), {} with cycles of 2",
         [*shifts[:3], *laws, shifts[3]],
     )
     windows = [f"{n}, lr 1e-3" for n in (16, 32, 64, 128)]
@@ -447,7 +447,7 @@ def sharing() -> Told:
     ):
         yield words, behind("three-projections-laptop", "sort and images", way)
     found = line("recall-workstation", "64 symbols, 4 pairs", "k")
-    yield "finds [keys in {} of {} models]", [found.solved, found.pairs]
+    yield "learns [to recall in {} of {} models]", [found.solved, found.pairs]
     nats = {name: values[0] for name, (_, values) in losses_above_qkv().items()}
     latents = [nats[name] for name in nats if name.startswith(("q-kv", "mla"))]
     yield "are within {} nats of QKV", [max(abs(nats[name]) for name in ("qkv, kv_heads 2", "qkv, share_layers 2"))]

@@ -19,6 +19,7 @@ PAGES = [path for pages in ("*.md", "docs/*.md", "docs/*/*.md") for path in sort
 NAMED_BY = [".ci/common", ".ci/nightly", ".ci/run", "pyproject.toml", *(str(p.relative_to(REPOSITORY)) for p in PAGES)]
 ROOMS = r"tests|kvt|benchmarks|docs|experiments|zoo|findings|\.ci"
 GONE = {
+    "docs/performance.md": {"benchmarks/attention.py"},
     "docs/sharing.md": {"experiments/retrofit.py"},
     "docs/results/README.md": {"experiments/retrofit.py"},
 }
