@@ -134,10 +134,10 @@ def maps(
 ) -> None:
     """Draw the attention maps of a trained model for one input, or write a page to explore the maps of several inputs.
 
-    A row of the picture is a layer, and has a map for each head. A map is bright where the token of a row attends to
-    the token of a column. In self-attention, the title of a map has the asymmetry ‖L − Lᵀ‖ / ‖L‖ of its logits L. The
-    title also has the mean entropy of the map's rows in nats or, if they do not sum to 1, their mean sum. For images,
-    the picture also shows the attention of the class token to the image.
+    A row of the picture is a layer, and has a map for each head. In a map, a cell is bright if the token of its row
+    attends to the token of its column. In self-attention, the title of a map has the asymmetry ‖L − Lᵀ‖ / ‖L‖ of its
+    logits L. The title also has the mean entropy of the map's rows in nats or, if they do not sum to 1, their mean sum.
+    For images, the picture also shows the attention of the class token to the image.
 
     In self-attention, a ring marks, for each token, the other token to which it attends most, on average over up to
     256 examples. The command prints one line for each head with rings: the cycles that the rings form, the symmetric
@@ -197,7 +197,7 @@ def maps(
 
 
 def _load(path: str, kind: Any, tuned: bool = True, **named: str | None) -> Any:
-    """Return a checkpoint, and its task on the GPU, or on the CPU if there is no GPU."""
+    """Return a `Checkpoint(path, named)`, and its task on the GPU, or on the CPU if there is no GPU."""
     import torch
 
     from kvt.run.load_checkpoint import Checkpoint
@@ -212,7 +212,7 @@ def _load(path: str, kind: Any, tuned: bool = True, **named: str | None) -> Any:
 def runs(*folders: str) -> None:
     """List runs: folder, task, attention, the settings that differ among runs of a task, state, and score.
 
-    The score is the validation metric that chooses the best checkpoint of the task. Within a task, the best run is
+    The score is the validation metric that chooses the best checkpoint of the run. Within a task, the best run is
     first, and runs without a finite score are last. A run without a score shows its error, if any. TensorBoard shows
     all settings and the curves.
 
@@ -460,9 +460,10 @@ def _read(names: Sequence[str], scale: str | None, only: Sequence[str] = (), cha
 
 
 def _make(read: Any, root: Path, reports: bool = False, from_: Sequence[str] = (), **how: Any) -> int:
-    """Train the runs, write their reports if `reports`, and print the verdicts; return the number of failed runs.
+    """Train runs, write reports on their grids if `reports`, and print verdicts. Return the number of failed runs.
 
-    With `dry_run` or `listed` in `how`, only print the plan or the list, and return 0.
+    `read` is a result of `_read`; `how` has arguments of `make_runs`. With `dry_run` or `listed` in `how`, only print
+    a plan or a list, and return 0.
     """
     from kvt.reports.sections import verdicts
     from kvt.study.outcomes import read_outcomes
@@ -568,7 +569,7 @@ def run_words(argv: Sequence[str], choices: Sequence[str] = (), option: str = ""
 
 
 def _run_flags(command: str, words: list[str], choices: Sequence[str], option: str) -> tuple[Any, list[str]]:
-    """Parse `RUN_FLAGS`, --attn and --print_config; return them, and a list of the words for `KvtCLI`.
+    """Parse `RUN_FLAGS`, --attn and --print_config. Return them, and the words for `KvtCLI`: other flags and --attn.
 
     Raises UserError if --resume names no run, or stands beside another of `RUN_FLAGS`.
     """

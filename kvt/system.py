@@ -98,7 +98,7 @@ def import_class(path: str, flag: str, base: type[Any], known: Iterable[str]) ->
 
 
 def import_object(path: str, flag: str, known: Iterable[str]) -> Any:
-    """Return an imported object, or None if its module lacks it; UserError if `path` names no existing module."""
+    """Return an imported object, or None if its module lacks it; raise UserError if `path` names no existing module."""
     if not isinstance(path, str) or path.startswith(".") or "." not in path:
         raise unknown(flag, path, known)
     module_name, _, name = path.rpartition(".")

@@ -44,8 +44,8 @@ def tune() -> None:
     with suppress(AttributeError, OSError, TypeError):  # raised on other operating systems and C libraries
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
             ctypes.CDLL(None).mallopt(option, value)  # glibc keeps freed memory: fewer page faults
-    # Lightning sets this variable so that torch counts GPUs without initialising CUDA, which does not work in a process
-    # that is forked afterwards. With the variable, every optimiser step searches the disk for NVIDIA's library.
+    # Lightning sets this variable so that torch counts GPUs without initialising CUDA, because a process forked later
+    # could not use CUDA. Without a GPU, the variable only makes every optimiser step search the disk for libnvidia-ml.
     if not has_gpu:
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     # On an H200 with torch 2.11, the backward pass of cuDNN's attention gave the attention "q-kv-deepseek" bfloat16

@@ -135,7 +135,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value; raise UserError if there is a context but no query projection.
 
-        A query projection returns (B, heads, N, head_dim), any other projection (B, kv_heads, M, head_dim).
+        A query projection returns (B, heads, N, head_dim). Any other projection returns (B, kv_heads, M, head_dim),
+        where M is the length of the context, or N if there is no context.
         """
         if context is not None and self.projections[0] != "q":
             raise UserError(f"{type(self).__name__} has no query projection, which a context needs: use QKV instead")
@@ -170,7 +171,7 @@ class Attention(nn.Module):
     def merge(self, values: Tensor, start: int, x: Tensor | None = None) -> Tensor:
         """Concatenate the heads and apply the output projection: (B, heads, N, head_dim) → (B, N, dim).
 
-        In self-attention, `start` is the position of the first token. `x` is the layer's input, (B, N, dim).
+        Subclasses may use `start`, in self-attention the position of the first token, and `x`, the layer's input.
         """
         return self.output(values.transpose(1, 2).flatten(2))
 
@@ -267,7 +268,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, (B, heads, N, head_dim), and k and v, (B, kv_heads, M, head_dim).
 
-        If there is a `cache`, the new keys and values are appended to it, and k and v are all that it contains.
+        If there is a `cache`, k and v are all that it contains. The keys and values of this call are first appended to
+        it, unless the layer borrows keys or the cache already holds those of the context.
         """
         for name, tokens in (("x", x), ("context", context)):
             if tokens is not None and (tokens.ndim != 3 or tokens.shape[-1] != self.dim):
@@ -296,6 +298,7 @@ class Attention(nn.Module):
         return allowed if mask is None else allowed & mask
 
     def _start(self, x: Tensor, cache: KVCache | None) -> int:  # position of the first token in self-attention
+        # a layer that borrows keys gets a cache to which a lower layer has already appended the tokens of x
         return cache.length - self.borrows_keys * x.shape[1] if cache else 0
 
     def _map(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, attend_self: bool) -> Tensor:

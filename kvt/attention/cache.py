@@ -58,7 +58,7 @@ class KVCache:
 
 
 class OnePass(KVCache):
-    """Keys and values of one forward pass, with gradients, for the other layers of a group (see `Encoder`)."""
+    """Keys and values of one forward pass, from the first layer of a group for its other layers (see `Encoder`)."""
 
     def __init__(self) -> None:
         super().__init__(max_len=0)

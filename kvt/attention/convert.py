@@ -6,7 +6,7 @@ from torch import Tensor
 from kvt.attention.base import Attention
 from kvt.system import UserError
 
-FROM = ("qkv", "kv", "q-kv", "k")  # attentions with no weights except query, key, value and output projections
+FROM = ("qkv", "kv", "q-kv", "k")  # convertible: their only weights are query, key, value and output projections
 TO = (*FROM, "kv+phase", "k+phase")
 HOW = ("keep_k", "keep_v", "mean")
 

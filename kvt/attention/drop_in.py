@@ -46,7 +46,7 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Never:
-        """Raise UserError. A TransformerEncoder made before `self_attn` was replaced reads this for padded input."""
+        """Raise UserError. An encoder made before `self_attn` was replaced reads this in eval mode for padded input."""
         remedy = "replace self_attn before you make nn.TransformerEncoder, or pass enable_nested_tensor=False"
         raise UserError(f"kvt.MultiheadAttention has no in_proj_weight: {remedy}")
 
@@ -92,9 +92,10 @@ class MultiheadAttention(nn.Module):
         be `key`.
 
         `key_padding_mask` is (B, M), and `attn_mask` is (N, M). A boolean mask is True where a query may NOT attend. A
-        floating-point mask acts as `bias` of `Attention.forward`. With `is_causal`, `attn_mask` is ignored if N = M,
-        and required if not. If a query may attend to no key, its weights are zero, not NaN. Raises UserError for inputs
-        that break these rules, and if weights are needed but the attention has no map (see `Attention.weights`).
+        floating-point mask acts as `bias` of `Attention.forward`, which the attention class must not override. With
+        `is_causal`, `attn_mask` is ignored if N = M, and required if not. If a query may attend to no key, its weights
+        are zero, not NaN. Raises UserError for inputs that break these rules, for unbatched or nested tensors, and if
+        weights are needed but the attention has no map (see `Attention.weights`).
         """
         if query.is_nested or query.ndim != 3 or key.ndim != 3 or value is not key:
             raise UserError("kvt.MultiheadAttention takes batches of three dimensions, and one tensor as key and value")

@@ -12,7 +12,7 @@ from kvt.attention.variants import QKV
 from kvt.system import UserError, arguments, import_class, parse_settings, unknown
 
 Scalar = bool | int | float | str | None
-AttentionSettings = dict[str, Scalar | list[Scalar]]  # with Any, the CLI's parser would instantiate classes
+AttentionSettings = dict[str, Scalar | list[Scalar]]  # with values of type Any, the CLI would instantiate classes
 FIXED = {"heads", "max_len"}  # arguments that only the model may set
 FORMULAS = "; ".join(f"{name}: {cls.formula}" for name, cls in ATTENTION.items())  # for `--help`
 

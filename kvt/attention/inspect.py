@@ -14,7 +14,7 @@ class AttentionMap(NamedTuple):
     """The attention maps of one layer in one forward pass."""
 
     layer: str  # name of the layer in the model
-    weights: Tensor  # the attention maps, (B, heads, N, M)
+    weights: Tensor  # the attention maps without dropout, (B, heads, N, M)
     scores: Tensor | None  # unmasked logits, (B, heads, N, M); None in cross-attention or if the layer lacks logits
 
 
@@ -61,7 +61,7 @@ def row_entropy(weights: Tensor) -> Tensor:
 
 
 def eigenvalues(weights: Tensor) -> Tensor:
-    """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex (…, N).
+    """Return the eigenvalues of attention maps, in no particular order: (…, N, N) → complex128 (…, N).
 
     If weights are not negative and rows sum to 1, 1 is an eigenvalue, and no other has a greater absolute value. The
     softmax of symmetric scores has real eigenvalues; see docs/symmetry.md.

@@ -182,7 +182,7 @@ def dot_product_attention(
     if small and not pair_bias:
         return product(dropout(masked_softmax(_key_bias_logits(q, k, scale, gain, bias), mask, causal), p), v)
     if grouped and not (on_cpu and (bias is None or pair_bias)):
-        # some fused kernels of GPUs do not support groups; a key bias that differs by head needs keys for each head
+        # some fused kernels of GPUs do not support groups; a bias (…, 1, M) can differ by head, and becomes part of k
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     fused = partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale, enable_gqa=grouped)
     if gain is not None:
@@ -196,8 +196,8 @@ def dot_product_attention(
         bias = bias.to(q.dtype)
         output = fused(q, k, v, bias if allowed is None else bias.masked_fill(~allowed, float("-inf")))
     else:
-        # a key bias becomes one more channel: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
-        # on a GPU, further channels of zeros in k and v pad the width to a multiple of 8, as fused kernels require
+        # a bias (…, 1, M) becomes a channel of q and k: scale · q kᵀ + bias = scale · [q, 1/scale] · [k, bias]ᵀ;
+        # v gets zeros to the same width; on a GPU, zeros pad k and v to a multiple of 8, as fused kernels require
         width = v.shape[-1]
         more = 1 if q.device.type == "cpu" else 8 - q.shape[-1] % 8
         q, v = F.pad(q, (0, more), value=1 / scale), F.pad(v, (0, more))
@@ -225,7 +225,7 @@ def _earlier_tokens(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, p: 
 
 def _key_bias_logits(q: Tensor, k: Tensor, scale: float, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return gain · scale · q kᵀ + bias, (B, heads, N, M), where `bias` is None or of shape (…, 1, M)."""
-    if q.shape[-2] > 1:  # q and k are strided views: one copy here avoids a copy in every product
+    if q.shape[-2] > 1:  # products would copy q and k, which are strided views: one copy here serves all
         q, k = (k.contiguous(),) * 2 if q is k else (q.contiguous(), k.contiguous())
     q = q * (scale if gain is None else (gain * scale).to(q.dtype))
     batch, heads = q.shape[:2]

@@ -14,7 +14,7 @@ from kvt.system import UserError, require_choice, require_positive
 
 
 class SinusoidalMap(nn.Module):
-    """A fixed 2-D sinusoidal encoding P of the attention map. The term w · P_ij is added to the logits.
+    """A fixed 2-D sinusoidal encoding P of the attention map. `MapPosition` adds w · P_ij to logits, with learned w.
 
     Each channel of P depends only on the row i or only on the column j. The sum over the row channels is constant along
     a row, so it cancels in the softmax. `forward` returns the sum over the column channels, c_j = w_col · p_col(j).
@@ -59,7 +59,7 @@ class MapPosition(Attention):
     logit_ij = Linear_{m→1}(score_ij · 1_m + P_ij)          (Borji 2023, §2, "KV+Pos")
              = (Σw) · score_ij + w · P_ij + b
 
-    The first term is the score times a learned gain. With the fixed sinusoid, `SinusoidalMap` simplifies the bias.
+    Σw is the gain, and w · P_ij + b the bias. `SinusoidalMap` omits the part of the bias that cancels in the softmax.
 
     Args:
         max_len: length of the longest sequence.

@@ -63,9 +63,9 @@ class Bilinear(DotScore):
 
 
 class Additive(nn.Module):
-    """s_ij = a · tanh(U q_i + W k_j); each head learns a, (D), and U and W, (D, D) (Bahdanau et al. 2015, A.1.2).
+    """s_ij = a · tanh(U q_i + W k_j) (Bahdanau et al. 2015, A.1.2).
 
-    `forward` needs memory in proportion to N · M · D.
+    Each head learns a vector a, (D), and matrices U and W, (D, D). `forward` needs memory in proportion to N · M · D.
     """
 
     def __init__(self, heads: int, head_dim: int) -> None:

@@ -225,8 +225,8 @@ def open_images(
 ) -> ImageSource:
     """Return the images in `root`. Without `root`, return those of `dataset`, a name in `sets`.
 
-    If the folder `data_dir/dataset` has a folder train/, its images replace `sets[dataset]`. Raises UserError if `root`
-    is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
+    If `data_dir/dataset/train` is a folder, the images in `data_dir/dataset` replace `sets[dataset]`. Raises UserError
+    if `root` is None and `sets` has no `dataset`, or if `image_size` is given for `sets[dataset]`.
     """
     if root is not None:
         name = base_name(str(root)) if is_hub(root) else os.path.basename(os.path.realpath(root))

@@ -35,8 +35,8 @@ PART = 2**16  # least number of characters in a part of a text, except the last;
 PIECE = 2**20  # number of tokens whose bytes are counted at once
 LEARNED = 2**26  # the largest number of characters of text from which byte pairs are learned
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\s/])|(?<=\S\r\n)(?=[^\s/])")
-"""Places where GPT-2's pre-tokenizer always splits a text: before a space between two letters; and after a line end,
-unless white space precedes the line end, or white space or "/" follows it."""
+"""Places where the pre-tokenizers of GPT-2 and of GPT-4o (o200k) always split a text: before a space between two
+letters; and after a line end, unless white space precedes the line end, or white space or "/" follows it."""
 
 
 def build_vocab(symbols: Iterable[str], specials: Sequence[str] = (), min_freq: int = 1) -> list[str]:
@@ -192,7 +192,7 @@ def read_tokenizer(path: Path) -> BytePairs:
 
 
 def first_of(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the first `LEARNED` characters of texts, text by text, for `learn_pairs`."""
+    """Yield texts for `learn_pairs`, at most `LEARNED` characters in all; the last text may be cut."""
     left = LEARNED
     for text in texts:
         yield text[:left]

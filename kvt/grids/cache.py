@@ -26,7 +26,7 @@ projections or layers also have fewer weights.""")
 
 
 def frontier(grid: Grid, results: Results) -> Iterator[Section]:
-    """Yield a plot and a table of validation losses and cache sizes; nothing if no finished run has such a loss."""
+    """Yield a section on validation losses and cache sizes; nothing if no finished run has a validation loss."""
     if LOSS not in results.finished:
         return
     cached = results.finished.name.map({run.name: cache_bytes(run) for run in grid.runs})
@@ -50,9 +50,9 @@ def cache_bytes(run: Run) -> int:
 def costs(runs: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return a table with a row for each attention and setting.
 
-    Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the mean over pairs of
-    runs with the same seed of the loss minus the loss of the attention `first`; reach, half the width of the 95 %
-    interval of this difference; and n, the number of runs. Difference and reach are NaN if unknown, and for `first`.
+    Columns: setting; attention; cache, in bytes per token; loss, the mean in nats; difference, the loss minus that of
+    the attention `first`, averaged over pairs of runs with the same seed; reach, half the width of the 95 % interval of
+    this difference; and n, the number of runs. Difference and reach are NaN if unknown, and for `first`.
     """
     rows, keys = [], ["task", "setting", "seed"]
     known = runs.dropna(subset=[LOSS])
@@ -79,7 +79,7 @@ def costs_table(found: pd.DataFrame, first: str) -> Markdown:
 
 @rc_context(STYLE)
 def draw_costs(found: pd.DataFrame, first: str) -> Figure:
-    """Plot loss against cache size, in a panel per setting. Bars are 95 % intervals of the difference from `first`."""
+    """Plot the result of `costs`: loss against cache size, in a panel per setting. Error bars are ± reach."""
     settings = [*found.setting.unique()]
     figure = Figure(figsize=(WIDTH, 2.8))
     panels = figure.subplots(1, len(settings), squeeze=False)[0]

@@ -75,7 +75,7 @@ def longer_cycles(length: int, cycle: int) -> int:
 
 
 def add_cycles(results: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Return results of the tasks shift and permute with columns for the length of the cycles, depth and heads."""
+    """Return results of the tasks shift or permute with the columns cycle (tokens of a cycle), depth and heads."""
     runs = {run.name: run for run in grid.runs}
     of_rows = [runs[name] for name in results.name]
     return results.assign(cycle=[*map(_cycle, of_rows)], **{n: [run.value(n) for run in of_rows] for n in SIZE})
@@ -179,7 +179,7 @@ def _steps(steps: "pd.Series[float]") -> str:
 def _cell(accuracies: "pd.Series[float]", height: float) -> str:
     if not (n := len(accuracies)):
         return "–"
-    mean, reach = accuracies.mean(), t.ppf(0.975, n - 1) * accuracies.sem()  # NaN for a single run
+    mean, reach = accuracies.mean(), t.ppf(0.975, n - 1) * accuracies.sem()  # `reach` is NaN for a single run
     bold = "**" if mean > height + NEAR else ""
     interval = f" [{max(0, mean - reach):.3f}, {min(1, mean + reach):.3f}]" if isfinite(reach) else ""
     return Markdown(f"{bold}{mean:.3f}{bold}{interval}, n = {n}")

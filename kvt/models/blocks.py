@@ -13,11 +13,11 @@ from kvt.attention.cache import OnePass
 from kvt.attention.kernels import Dropout
 from kvt.system import UserError, require_choice, require_positive
 
-MakeAttention = Callable[[int], nn.Module]  # a function such as an `AttentionFactory`: from a width to a layer
+MakeAttention = Callable[[int], nn.Module]  # a function from a width to a layer, such as an `AttentionFactory`
 
 
 def factory_of(attention: str | MakeAttention, heads: int | None, max_len: int | None) -> Any:
-    """Return `attention`, or, if it is a name, its `AttentionFactory`; raise UserError for a name without `heads`."""
+    """Return `attention`. For a name or an import path, return an `AttentionFactory`; UserError if `heads` is None."""
     if not isinstance(attention, str):
         return attention
     if heads is None:
@@ -75,7 +75,7 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     **{"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": TanhGELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 }
-# If the type were only float, the parser would turn 4 into 4.0, and runs recorded with 4 would get other names.
+# With float alone, the command-line parser would turn 4 into 4.0, and runs recorded with 4 would get other names.
 Expansion = int | float
 
 

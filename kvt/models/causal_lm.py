@@ -75,7 +75,10 @@ class CausalLM(nn.Module):
         return self.norm(self.encoder(self.embedding(tokens), causal=self.causal))
 
     def next_logits(self, tokens: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Append tokens, int64 (B, N), to `caches` (None or []: no caches); return the next logits, (B, vocab_size)."""
+        """Return the logits of the token after the last of `tokens`: int64 (B, N) → (B, vocab_size).
+
+        With `caches`, `tokens` continue the cached tokens, and are appended to the caches. None or [] means no caches.
+        """
         x = self.embedding(tokens, start=caches[0].length if caches else 0)
         return self.head(self.norm(self.encoder(x, caches, token=-1, causal=True)))
 

@@ -86,8 +86,8 @@ POSITIONS: dict[str, type[Embedding]] = {
 
 
 def attention_settings(attn: str, positions: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `given`; add rope=1 for "rotary" `positions` unless `given` has rope or `attn` is a `NormedSharedKV`."""
-    own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)  # rotates by default
+    """Return `given` (None: {}). For "rotary", add rope=1 unless `given` has rope or `attn` names a NormedSharedKV."""
+    own = positions != "rotary" or issubclass(find_attention(attn), NormedSharedKV)  # which rotates by default
     return {**({} if own else {"rope": 1.0}), **(given or {})}
 
 

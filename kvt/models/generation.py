@@ -116,7 +116,7 @@ def beam_search(model: Seq2Seq, source: Tensor, *, bos: int, eos: int, beam: int
     finished translation. At `model.max_len` tokens, every translation is finished.
     """
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in source]
-    sentences = torch.arange(len(source))  # unfinished sentences, which have `beam` rows each
+    sentences = torch.arange(len(source))  # unfinished sentences; each has `beam` rows in the batch
     state = model.encode(source)
     state.select(torch.arange(len(source), device=source.device).repeat_interleave(beam))
     hypotheses = source.new_full((len(source), beam, 1), bos)
@@ -160,7 +160,7 @@ def decode_sorted(
     progress: bool = False,
     batch_size: int = 200,
 ) -> list[list[int]]:
-    """Return translations of `sources` in order; `decode` gets padded batches of sources of similar length."""
+    """Return the translations in the order of `sources`. `decode` gets padded batches of sources of similar length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     translations: dict[int, list[int]] = {}
     starts = range(0, len(order), batch_size)

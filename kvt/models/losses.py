@@ -15,7 +15,7 @@ LARGE = 256  # a plain head (see `is_plain`) with at least this many classes com
 
 
 class Predictions(NamedTuple):
-    """The target classes of a batch, and its logits or the last layer of the model with its input."""
+    """The target classes of a batch, and either the logits, or the model's last layer and this layer's input."""
 
     states: Tensor  # input of `head`, (…, D); if `head` is None, the logits, (…, C)
     targets: Tensor  # classes, int64 (…)
@@ -27,10 +27,10 @@ class Losses(NamedTuple):
     """The loss and other measures of predictions; only `loss` and `logits` are differentiable."""
 
     loss: Tensor  # a scalar
-    nll: Tensor  # a scalar: the mean of −log p over the targets that count
-    each: Tensor  # −log p of each target, or 0 if the target does not count, (…)
+    nll: Tensor  # a scalar: the mean of `each` over the targets that count
+    each: Tensor  # −log p of each target class, or 0 if the target does not count, (…)
     right: Tensor  # whether the most probable class is the target, bool (…)
-    logits: Tensor | None = None  # (…, C), with a gradient; None if computed in chunks
+    logits: Tensor | None = None  # (…, C); None if computed in chunks
 
 
 def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
@@ -46,7 +46,7 @@ def cross_entropy(found: Predictions, smoothing: float = 0.0) -> Losses:
         return linear_cross_entropy(found, head.weight, head.bias, smoothing)
     logits = head(states) if head else states
     exact, real = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets != ignore
-    # On a CPU, softmax over ten digits is up to six times as fast if classes are the second dimension, not the last.
+    # On a CPU, softmax over ten classes is up to six times as fast if classes are the second dimension, not the last.
     # On a GPU, torch sums losses of several dimensions in no fixed order, which --deterministic true forbids.
     exact, wanted = (exact.movedim(-1, 1), targets) if exact.is_cpu else (exact.flatten(0, -2), targets.flatten())
     log_p, aim = exact.log_softmax(1), _Aim(logits.shape[-1], smoothing, ignore)

@@ -113,7 +113,7 @@ class SetScorer(Tagger):
 
     Args:
         attention, heads, dim, settings: as in `ListTagger`.
-        max_len: number of images of the largest set, if `attention` names a `MapPosition`, such as "kv+pos".
+        max_len: number of images of the largest set; required if `attention` names a `MapPosition`, such as "kv+pos".
         feature_dim: number of features of an image.
         dropout: dropout probability of the features, and of `Tagger`.
     """

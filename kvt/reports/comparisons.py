@@ -17,7 +17,7 @@ NEARLY = 0.99  # a run has solved a task if its metric is at least this share of
 
 
 def with_means(results: pd.DataFrame, histories: pd.DataFrame, tables: Sequence[Table]) -> pd.DataFrame:
-    """Return `results` with a column for each table with `over_training`: this metric's mean over a run's history."""
+    """Return `results` with a column for each `over_training` metric in `histories`: its mean over a run's history."""
     of_runs = {t.metric: t.over_training for t in tables if t.over_training in histories}
     means = {name: histories.groupby("name")[metric].mean() for name, metric in of_runs.items()}
     return results.assign(**{name: results.name.map(values) for name, values in means.items()})
@@ -184,16 +184,16 @@ def _diverged_as_unsolved(results: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def _lost(results: pd.DataFrame, table: Table, column: str) -> set[str]:
-    """Return the attentions that have lost a run in a column or pool: it diverged, failed, or has no finite metric."""
+    """Return attentions with a lost run in a column or pool: it diverged, failed, or finished with no finite metric."""
     runs = table.runs(results, column)
     lost = runs.state.isin((State.DIVERGED, State.FAILED))
-    if not table.over_training:  # else a finished run may have no mean only because its record lacks the history
+    if not table.over_training:  # a mean over training is also missing if the record of a run lacks its history
         lost |= (runs.state == State.FINISHED) & ~runs.name.isin(finished(results, table, column).name)
     return {*runs.attention[lost]}
 
 
 def _with_chance(results: pd.DataFrame, table: Table, column: str) -> pd.DataFrame:
-    """Return `finished` with "task setting" as `setting`, and `above_chance`: accuracy − chance, NaN if unknown."""
+    """Return `finished`, with the task put before `setting`, and `above_chance`: accuracy − chance, NaN if unknown."""
     known = finished(results, table, column)
     accuracy = pd.Series(known.get(table.accuracy or table.metric, nan), known.index, dtype=float)
     above = accuracy - known.name.map(table.chance).astype(float)

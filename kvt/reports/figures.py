@@ -307,7 +307,7 @@ def forest(compared: Sequence[Compared], table: Table, first: str) -> Figure | N
     """Draw the difference and the interval of each comparison of a table, in points, as a forest plot.
 
     Comparisons at the ceiling are left out, and so are comparisons of how many runs have solved the task. An interval
-    that extends beyond the axis ends in an arrow. Return None if no comparison is left.
+    that exceeds ± 2.5 times the largest difference or margin ends there in an arrow. Return None if nothing is left.
     """
     shown = [one for one in compared if one.verdict != CEILING and not isfinite(one.solved)]
     if not shown:

@@ -172,7 +172,7 @@ def _function(grid: Grid, name: str) -> Callable[[Grid, Results], Iterable[Secti
 
 
 def _score(run: Run, outcomes: Outcomes) -> float | None:
-    """Return a number that is larger for better runs, from `monitor`; None if the run lacks it or has not finished."""
+    """Return a score from `monitor`: larger is better, -inf if not finite. None if unfinished, or without a value."""
     outcome = outcome_of(run, outcomes)
     task = run.config.classes["model"]
     if outcome.state != State.FINISHED or (value := outcome.result.get(task.monitor)) is None:

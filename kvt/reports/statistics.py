@@ -10,7 +10,7 @@ from scipy import stats
 
 SIGNIFICANT = 0.05
 NO_DIRECTION, TOO_FEW, UNDECIDED = "direction unknown", "too few seeds", "undecided"
-SHARED = 0.2  # correlation between the differences of two `blocks` at one seed, estimated from docs/results
+SHARED = 0.2  # correlation of the mean differences of two `blocks` of settings at one seed, estimated from docs/results
 
 
 class Summary(NamedTuple):
@@ -68,7 +68,7 @@ def summarise(values: pd.Series, settings: pd.Series) -> Summary:
 
 
 def blocks(settings: pd.Series) -> pd.Series:
-    """Return each setting's block: its text without `heads`, a setting that does not change a seed's initial weights.
+    """Return each setting's block: its text without "heads=…". Runs of a block with the same seed are not independent.
 
     >>> blocks(pd.Series(["sort heads=2 length=16", "heads=4", "dim=32"])).tolist()
     ['sort length=16', '', 'dim=32']

@@ -67,11 +67,11 @@ class Table(NamedTuple):
     kind: Metric
     columns: Mapping[str, frozenset[str]]  # the names of the runs of each column
     published: Published = MappingProxyType({})
-    printed: Published = MappingProxyType({})  # the published numbers in the paper's columns, if it mislabels some
+    printed: Published = MappingProxyType({})  # published numbers in the columns that the paper prints, if any is wrong
     note: str = ""
     chance: Mapping[str, float] = MappingProxyType({})  # maps a run's name to the accuracy of guessing, if known
-    accuracy: str = ""  # the accuracy to compare with `chance`; "" if it is `metric`
-    margin: float = 1.0  # in points; a difference below the margin counts as equal
+    accuracy: str = ""  # name of the accuracy that is compared with `chance`; "" if it is `metric`
+    margin: float = 1.0  # in points; a difference counts as equal if its 90 % interval is within ± `margin`
     # the claimed comparisons, (column, attention, baseline), with their margins; None: all, with the table's margin
     claims: Mapping[tuple[str, str, str], float] | None = None
     solved: Collection[str] = ()  # columns in which the numbers of runs that solved the task are compared
@@ -206,7 +206,7 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return a grid's `against`: labels to axes, or to patterns such as test/acc_*_back. UserError for other names."""
+    """Return a grid's `against`: {label: setting, or pattern like test/acc_*_back}. UserError for unknown settings."""
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

@@ -86,7 +86,10 @@ def numbers_of(cells: Sequence[Cell], compared: Sequence[Compared], table: Table
 
 
 def at_the_ceiling(compared: Sequence[Compared]) -> str:
-    """Return the columns at the ceiling against the first baseline. "copy; reverse (KV)": in reverse, KV alone is."""
+    """Return the columns in which comparisons with the first baseline are at the ceiling.
+
+    "copy; reverse (KV)": all these comparisons in copy, but only KV's in reverse.
+    """
     words, baseline = [], compared[0].baseline
     for column in dict.fromkeys(one.column for one in compared):
         here = [one for one in compared if (one.column, one.baseline) == (column, baseline)]
@@ -120,7 +123,7 @@ def better_in(compared: Compared) -> str:
 
 
 def difference_of(compared: Compared, kind: Metric) -> str:
-    """Return numbers of solved runs and of blocks if known, else the difference in points with any known interval."""
+    """Return text such as "solved 5 against 3 of 9, blocks 2 : 0", or, in points, "+1.20 [+0.40, +2.00]" or "+1.20"."""
     if isfinite(compared.solved):
         solved = f"solved {compared.solved:.0f} against {compared.solved_by_baseline:.0f} of {compared.pairs}"
         return f"{solved}, blocks {compared.won:.0f} : {compared.lost:.0f}"

@@ -101,7 +101,7 @@ class RunCallback(L.Callback):
         if self.diverged or (self.resumes and saved.get("should_stop")):
             self._end(trainer)
         if threading.current_thread() is threading.main_thread():
-            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's handler stops after the batch
+            self._stop_trainer: Any = signal.getsignal(signal.SIGTERM)  # Lightning's handler: ends `fit` after a batch
             for number in STOP_SIGNALS:  # Lightning restores all handlers after training
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
@@ -175,12 +175,12 @@ class RunCallback(L.Callback):
         return trainer.should_stop or trainer.is_last_batch or is_due
 
     def _tick(self, trainer: L.Trainer, goes_on: bool = True) -> None:
-        """Update `count`, summed over all processes, and `seconds`. Unless `goes_on`, stop the clock."""
+        """Bring `count`, a sum over all processes, and `seconds` up to date. Unless `goes_on`, stop the clock."""
         read = torch.as_tensor(self._read, device=trainer.strategy.root_device)
-        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))  # waits for a GPU, before the clock is read
+        self.count += int(trainer.strategy.reduce(read, reduce_op="sum"))
         self._read = 0
         if self._since is not None:
-            now = perf_counter()
+            now = perf_counter()  # a GPU has finished its steps by now, because `int` above has waited for the sum
             self.seconds += now - self._since
             self._since = now if goes_on else None
 
@@ -192,7 +192,7 @@ class RunCallback(L.Callback):
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         agreed = self.received
-        if trainer.world_size > 1:  # a signal during `reduce` must stop all processes, or none
+        if trainer.world_size > 1:  # all processes must agree, even if a signal arrives during `reduce`
             mine = torch.tensor(self.received, device=trainer.strategy.root_device)
             agreed = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if agreed and not trainer.received_sigterm:
@@ -210,7 +210,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with atomically(Path(path)) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)  # torch.save(checkpoint, path) would hide errors of the disk
+            torch.save(checkpoint, file)  # torch.save(checkpoint, path) would hide the OSError of a full disk
 
 
 class Best(ModelCheckpoint):
@@ -224,7 +224,7 @@ class Best(ModelCheckpoint):
     run: RunCallback
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best score of a resumed run, even in a moved folder; a new run from a checkpoint gets none."""
+        """Restore the best score if a run is resumed, even in a moved folder. A new run starts without a best score."""
         path = os.path.join(str(self.dirpath), "best.ckpt")
         if self.run.resumes and state_dict["best_k_models"]:
             paths = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}

@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def imports(self) -> dict[str, str]:
-        """A dict with the import paths "model" and "data", and "attn", a name or import path ("None" if unset)."""
+        """A dict: "model" and "data" are import paths, "attn" is a name or import path, or the text "None" if unset."""
         attn = str(self.model["init_args"].get("attn"))
         return {"attn": attn, "model": self.model["class_path"], "data": self.data["class_path"]}
 

@@ -283,7 +283,7 @@ def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bo
 
 
 def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
-    """Return whether training continues from a checkpoint; if not, load its weights into the task."""
+    """Return whether training can continue from `start`. If `start` has only weights, load them into the task."""
     if start.continues:  # the saved state of the optimiser would override a changed setting
         start.require_same(cli.content, ("model", "optimizer"))
     start.require_same_data(cli.datamodule, content=start.continues)
@@ -312,7 +312,10 @@ def _load(cli: KvtCLI, stage: str, **settings: Any) -> tuple[Checkpoint, L.Train
 
 
 def _notes(cli: KvtCLI, trainer: L.Trainer, metrics: Iterable[str]) -> dict[str, str]:
-    """Return notes by name: on settings that limit the data of `metrics`, and "stopped" after early stopping."""
+    """Return notes on settings that limit the data of `metrics` (names such as "val/acc"), and on early stopping.
+
+    The keys are names of settings, such as "limit_val_batches", and "stopped".
+    """
     notes, splits = {}, {name.partition("/")[0] for name in metrics}
     for split in splits & {"train", "val", "test"}:
         limit = getattr(trainer, name := f"limit_{split}_batches")

@@ -54,9 +54,9 @@ class Checkpoint:
     def section(self, name: str) -> dict[str, Any]:
         """Return {"class_path": …, "init_args": …} of the task (name "model") or of the data (name "data").
 
-        A setting in `TaskData.measured` that is None gets the value that the run has measured. A `data_dir` that does
+        If a setting in `TaskData.measured` is None, it gets the value that the run has measured. A `data_dir` that does
         not exist is left out. Raises UserError if the checkpoint lacks the section, if its class or attention is
-        neither part of kvt nor in `named`, if `named` has a class of another name, or if a setting names a class.
+        neither part of kvt nor in `named`, if the class in `named` has another name, or if a setting names a class.
         """
         part, own = self.saved["config"].get(name), self.named.get(name)
         if part is None:
@@ -162,7 +162,7 @@ class Checkpoint:
                     raise self.error(f"{made}: keep the run's own setting")
 
     def require_same_data(self, data: TaskData, content: bool = True) -> None:
-        """Raise UserError if `data` have another `spec` than the model or, with `content`, are not the run's data."""
+        """Raise UserError if data and model differ in `spec`. With `content`, also raise if the run had other data."""
         for name in {*(self.spec or {}), *data.spec} if self.spec is not None else ():
             if self.spec.get(name) != data.spec.get(name):
                 raise self.error(f"made with another {name}: name the run's own data, or start a new run")

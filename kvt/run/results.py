@@ -21,7 +21,7 @@ from kvt.tune import environment
 def hyperparameters(cli: KvtCLI) -> dict[str, Any]:
     """Return the settings that loggers show. Their names are the same in all runs of a task.
 
-    Mappings and lists become text: TensorBoard would make a column of each entry, and shows one run's columns only.
+    Mappings and lists become text: each entry would be a column in TensorBoard, whose table has one run's columns only.
     """
     stated = RunConfig(**cli.content).stated
     named = {name: value for name, value in stated.items() if not name.startswith("optimizer.")}
@@ -39,7 +39,7 @@ def save_results(
 ) -> dict[str, Any]:
     """Log scores and notes, write result.json and history.csv if the run has a folder, and return the run's summary.
 
-    The settings are logged here, too, because TensorBoard's table of hyperparameters needs both in one call.
+    TensorBoard also gets the settings, because its table needs settings and scores from the same call.
     """
     task, data = cli.model, cli.datamodule
     summary: dict[str, Any] = {

@@ -23,4 +23,4 @@ TRAINER = {
     **{"trainer.gradient_clip_val": None, "trainer.gradient_clip_algorithm": None, "trainer.deterministic": None},
     **{"trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.reload_dataloaders_every_n_epochs": 0},
 }
-"""The Trainer settings that distinguish runs, with their defaults. Runs that differ only in others are the same run."""
+"""The Trainer settings that distinguish runs, and their defaults. Other Trainer settings do not distinguish runs."""

@@ -30,7 +30,7 @@ Columns = dict[str, Settings] | list[str] | None  # maps a column to its runs' s
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale of a grid. If given, `tasks` and `seeds` replace those of the grid. `GridFile.at` merges the axes."""
+    """A scale of a grid. `tasks` and `seeds` replace the grid's unless they are None. `GridFile.at` merges the axes."""
 
     about: str = ""
     tasks: Tasks | None = None
@@ -102,7 +102,10 @@ class GridFile:
             raise UserError(str(error).replace("grid.", "")) from error
 
     def at(self, scale: str) -> tuple[dict[str, Axes], list[int]]:
-        """Return the axes of a scale by task, and its seeds."""
+        """Return the axes of a scale by task, and its seeds.
+
+        Of the places that may set an axis, the last counts: grid, task in the grid, scale, task at the scale, `set`.
+        """
         changes, found = self.scales[scale] or Scale(), dict[str, Axes]()
         own, tasks = map(_as_mapping, (self.tasks, self.tasks if changes.tasks is None else changes.tasks))
         for task, axes in tasks.items():
@@ -273,8 +276,8 @@ def varying_settings(runs: Iterable[Run]) -> tuple[str, ...]:
 def read_grid(named: str | Path, scale: str | None = None, changes: Sequence[str] = ()) -> Grid:
     """Return a grid at one of its scales.
 
-    A task is a path that ends in .yaml, relative to the grid's folder, or a name. A name stands for the file
-    ../configs/<name>.yaml relative to the grid's folder, or else for kvt/configs/<name>.yaml.
+    The grid lists a task by a path that ends in .yaml, relative to the grid's folder, or by a name. A name stands for
+    ../configs/<name>.yaml relative to the grid's folder if that file exists, or else for kvt/configs/<name>.yaml.
 
     Args:
         named: path of the grid's YAML file, or name of a grid in kvt/grids.
@@ -329,10 +332,10 @@ def _find_task(grid: Path, task: str) -> Path:
 
 
 def _scale_diff(ours: Sequence[Run], full: Sequence[Run]) -> ScaleDiff:
-    """Return the settings whose values differ between a scale and the scale `FULL`, with the values at both scales.
+    """Return what differs between a scale and the scale `FULL`, as {key: (values at this scale, values at `FULL`)}.
 
-    A key is "<task>: <setting>", "study: seeds", "study: tasks", or "<task>: " + `ATTENTIONS`. The last key has the
-    attentions that only this scale has, and the attentions that only `FULL` has.
+    A key is "<task>: <setting>", "study: seeds", "study: tasks", or "<task>: " + `ATTENTIONS`. The values of the last
+    key are the attentions that only this scale has, and the attentions that only `FULL` has.
     """
 
     def values(name: str, task: str | None = None) -> tuple[list[Any], list[Any]]:

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     message: str = ""  # one line: why the run failed or diverged
     result: dict[str, Any] = {}  # noqa: RUF012 - never modified; the content of result.json without "config"
     history: pd.DataFrame | None = None
-    config: Any = None  # the RunConfig in the run's files; None if unknown, or if it is not the wanted one
+    config: Any = None  # the RunConfig in the run's files; None if unknown, or if `read_outcome` wanted another
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # maps a run's name to its outcomes; all but the first are repetitions

@@ -89,8 +89,8 @@ def widen_record(grid: Grid, folder: Path, sources: Sequence[str | Path]) -> str
     """Add results of a grid, from folders of runs and other records, to the record `folder`; return a line of counts.
 
     The function makes a new record if `folder` has none. Rows are in the order of the grid. Rows of runs that are no
-    longer in the grid come last. If there are no new results, the record is not written. Raises UserError if the record
-    is damaged, or belongs to another grid or scale.
+    longer in the grid come last. If there are no new results, the record is not written. Raises UserError if
+    `find_outcomes` does, if the record is damaged, or if it belongs to another grid or scale.
     """
     new = [outcome for outcomes in find_outcomes(grid.runs, sources).values() for outcome in outcomes]
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _result(cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of result.json that are in a row. The entry "config" lacks default Trainer settings."""
+    """Return the entries of result.json that are in a row of results.csv; "config" lacks default Trainer settings."""
     result: dict[str, Any] = {"seed": _value(cells["seed"]), "commit": None}
     settings: dict[str, Any] = {"seed": result["seed"]}
     for name, value in ((name, _value(cell)) for name, cell in cells.items() if cell and name not in FIRST):
@@ -142,7 +142,7 @@ def _result(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return a dict from columns to cells of an outcome, without those in `FIRST` and default Trainer settings."""
+    """Return an outcome's cells by column. Columns in `FIRST` and Trainer settings with their default are left out."""
     settings = sorted(outcome.config.flat.items(), key=lambda setting: setting[0].startswith("trainer."))
     found = {n: v for n, v in settings if n != "seed" and (n not in TRAINER or v != TRAINER[n])}
     for name, value in outcome.result.items():

@@ -24,7 +24,7 @@ from kvt.tune import cores
 
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # announce that a cluster will end a process
 ATTEMPTS = 3  # a run fails after this number of deaths of its process without a new checkpoint in between
-PAUSE = 1.0  # seconds between two checks whether another study has ended a run
+PAUSE = 1.0  # seconds between two checks whether other commands still train the runs that are left
 
 
 def make_runs(
@@ -40,9 +40,9 @@ def make_runs(
 ) -> int:
     """Train the runs that have not ended, as `kvt study run` does; return the number of failed runs.
 
-    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. `listed`
-    is the flag --list. Failed runs include runs that failed before and are not retried. With `dry_run` or `listed`,
-    train nothing and return 0.
+    `root` is the folder of the study. `recorded` maps names of runs to outcomes from records or other folders. These
+    runs are not trained. `listed` is the flag --list. Failed runs include runs that failed before and are not retried.
+    With `dry_run` or `listed`, train nothing and return 0.
     """
     workers = (torch.cuda.device_count() or len(cores())) if workers is None else workers
     require_positive(workers=workers)
@@ -86,7 +86,7 @@ def make_runs(
 
 
 def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayCluster) -> Iterator[tuple[Run, Outcome]]:
-    """Execute the runs. Yield each run and its outcome when this study, or another study in the folder, ends the run.
+    """Execute the runs. Yield each with its outcome after it has ended, in this command or in another that uses `root`.
 
     A run whose process dies is resumed; see `ATTEMPTS`.
     """
@@ -98,7 +98,7 @@ def execute_runs(runs: Sequence[Run], root: Path, workers: LocalWorkers | RayClu
             todo.remove(run)
             started[run.folder(root)] = run
             workers.start(Job(run.config, run.folder(root), data_dir))
-        if not started:  # other studies train all runs that are left
+        if not started:  # other commands train all runs that are left
             sleep(PAUSE)
         for job, died in workers.wait(PAUSE) if started else ():
             run, last = started.pop(job.folder), job.folder / LAST
@@ -121,7 +121,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 class Times:
-    """Estimates the time of runs from runs that `add` got: runs on GPUs, or runs on CPUs if this machine has no GPU."""
+    """Estimates run times from runs passed to `add`: runs on GPUs if this machine has a GPU, else runs on CPUs."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, float], list[float]] = {}  # maps task and size to the runs' seconds
@@ -136,10 +136,10 @@ class Times:
             self.machines[gpus[0] if gpus else result["machine"]["processor"]] += 1
 
     def left(self, runs: Iterable[Run], workers: int) -> str:
-        """Return the estimated total time of `runs`, such as "about 0:12:30"; "unknown time" if no run is known.
+        """Return the time that `workers` workers need for `runs`, such as "about 0:12:30", or "unknown time".
 
         The time of a run is the mean time of known runs of its task with the nearest size, scaled by size. If no run of
-        its task is known, runs of all tasks count.
+        its task is known, runs of all tasks count. If no run at all is known, the time is unknown.
         """
         seconds = 0.0
         for (task, size), count in Counter((run.task, run.size) for run in runs).items():

@@ -46,7 +46,7 @@ def execute(job: Job) -> None:
 
 
 def forget(folder: Path, config: RunConfig) -> None:
-    """Delete error.txt. If the run is still `FAILED`, delete all its files. Do nothing while the folder is in use."""
+    """Delete error.txt and, if the run is `FAILED` even without it, all files. Do nothing if the folder is in use."""
     with suppress(Timeout), locked(folder):
         (folder / ERROR).unlink(missing_ok=True)
         if read_outcome(folder, config).state == State.FAILED:
@@ -109,7 +109,7 @@ class LocalWorkers:
         self._running[process.sentinel] = job, process, place
 
     def wait(self, seconds: float) -> Iterator[tuple[Job, str]]:
-        """Wait up to `seconds` for processes to end. For each ended one, yield the job and why it died ("" if not)."""
+        """Wait up to `seconds` until a process ends. Yield (job, error) of each ended process; "" means exit code 0."""
         for sentinel in wait([*self._running], seconds):
             job, process, place = self._running.pop(sentinel)
             process.join()

@@ -35,7 +35,8 @@ from kvt.tasks.datamodule import TaskData
 from kvt.tasks.options import BlockTask
 from kvt.tune import MetaParameters
 
-BACKBONES = list_models(module=torchvision.models)  # names of torchvision's classifiers
+# names of torchvision's classifiers with a linear last layer, in front of which are the features
+BACKBONES = [name for name in list_models(module=torchvision.models) if not name.startswith("squeezenet")]
 BATCH = 64  # images per batch: so few that the activations of a large transformer fit into a small GPU
 
 
@@ -185,7 +186,7 @@ class SetBatches(Batches):
         return self.tensors[0][sets.to(self.tensors[0].device, non_blocking=True)], positions
 
     def _draw_all(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # derive_seed(self.seed) drew the split
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, 1))  # derive_seed(self.seed) seeds `hold_out`
         chunks = [self._draw(rows, generator) for rows in torch.arange(self.rows).split(1024)]
         sets, positions = zip(*chunks, strict=True)
         return torch.cat(sets), torch.cat(positions)

@@ -75,7 +75,7 @@ class Task(L.LightningModule, ABC):
 
     @cached_property
     def means(self) -> dict[str, Mean]:
-        """Running means since the last log, by names such as "val/loss"; in a plain dict, they are no submodules."""
+        """Running means since the last log, by names such as "val/loss". In a plain dict, they are not submodules."""
         shapes = {name: (len(bins),) for name, bins in self.bins().items()}
         averaged = [(stage, m.name) for m in self.metrics for stage in m.stages if m.how != "recorded"]
         with self.device:
@@ -150,7 +150,7 @@ class Task(L.LightningModule, ABC):
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and its patches' weights, (heads, rows, columns); None without a picture.
+        """Return a picture, uint8 (H, W, C), and weights of patches, (heads, rows, columns); None without a picture.
 
         `weights` is the attention map of a layer for one example, (heads, N, N). The last rows · columns of the
         N tokens are the patches of the picture, row by row.
@@ -223,7 +223,7 @@ class Task(L.LightningModule, ABC):
 
     @property
     def logs_now(self) -> bool:
-        """Whether the training metrics are logged after the current batch."""
+        """Whether `on_train_batch_end` will log now. It logs a step once, even if the step has several batches."""
         interval = max(self.trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
         return self.global_step != self.logged_step and self.global_step % interval == 0
 
@@ -264,7 +264,7 @@ class Task(L.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add "config": `run_config`; outside a run of kvt, classes and arguments of task and data, and the seed."""
+        """Save `run_config` as "config"; outside a run of kvt, classes and arguments of task and data, and the seed."""
         data = getattr(self.trainer, "datamodule", None)
         checkpoint["config"] = self.run_config or {
             "model": as_config(self),
@@ -323,7 +323,7 @@ def class_path(cls: type) -> str:
 
 
 def as_config(made: Any) -> dict[str, Any]:
-    """Return class and arguments of a task or its data, as in config.yaml; without `spec`, `seed` and `content`."""
+    """Return {"class_path": …, "init_args": …} for a task or its data, without `spec`, `seed` and `content`."""
     given_by_run = ("spec",) if isinstance(made, Task) else ("seed", "content")
     other = (*given_by_run, "_instantiator", "_class_path")  # LightningCLI adds the last two
     given = {name: value for name, value in made.hparams.items() if name not in other}
@@ -341,7 +341,7 @@ def known_classes() -> dict[str, type[Any]]:
 
 
 def find_class(name: str, flag: str, base: type[Any]) -> type[Any]:
-    """Return kvt's class called `name`, or import a user's class; UserError if no subclass of `base` has the name."""
+    """Return the subclass of `base` with this name in kvt or this import path; raise UserError if there is none."""
     known = {known: cls for known, cls in known_classes().items() if issubclass(cls, base)}
     ours = known.get(name.rpartition(".")[2] if name.startswith("kvt.") else name)
     return ours or import_class(name, f"--{flag}", base, [*known, "my_package.my_module.MyClass"])

@@ -27,7 +27,7 @@ def convert_task(source: Task, attn: str, how: str, attn_kwargs: Mapping[str, An
     takes = keyword_arguments(find_attention(attn))
     kept = {name: value for name, value in (source.hparams["attn_kwargs"] or {}).items() if name in takes}
     asked: dict[str, Any] = {"attn": attn, "attn_kwargs": {**kept, **attn_kwargs} or None}
-    if source.hparams.get("match"):  # keeps the width that the setting `match` chose in training
+    if source.hparams.get("match"):  # keeps the expansion that `match` chose in training
         asked |= {"match": None, "expansion": source.expansion}
     target = type(source)(**{**source.hparams, **asked}).to(source.dtype)
     ours, theirs = target.state_dict(), source.state_dict()

@@ -36,8 +36,8 @@ class TaskData(L.LightningDataModule, ABC):
     keeps_order: ClassVar[bool] = False  # whether validation and test read the rows in the order of `splits`
     drop_last: ClassVar[bool] = False  # whether training drops an incomplete last batch of an epoch
     path_settings: ClassVar[tuple[str, ...]] = ("data_dir",)  # arguments that say which files to read
-    measured: ClassVar[tuple[str, ...]] = ()  # arguments that, if None, may be measured; their values are in `spec`
-    content: str | None = None  # a hash or name of the data that `load` has read; None if `load` generates them
+    measured: ClassVar[tuple[str, ...]] = ()  # arguments that, if None, `__init__` may measure; `spec` has their values
+    content: str | None = None  # a hash or name of the data that `load` has read from files; None if it has read none
     trained_on: str | None = None  # `content` of the data that the evaluated model was trained on; None: unknown
 
     def __init__(self, batch_size: int = 32, seed: int = 0, data_dir: str | None = None) -> None:
@@ -76,7 +76,7 @@ class TaskData(L.LightningDataModule, ABC):
             self.hparams["content"] = self.content  # identifies the data regardless of their path
 
     def note_counts(self, name: str, **counts: int) -> None:
-        """Print a line and add a note if the counts of a known data set differ from its published counts."""
+        """Print a line and add a note if the sizes `counts` differ from the published sizes of the data set `name`."""
         if what := other_counts(name, counts):
             self.notes[UNPUBLISHED] = what
             say(f"these are not the published data: {what}")
@@ -151,7 +151,7 @@ class TaskData(L.LightningDataModule, ABC):
         return next(self.examples(index, 1))
 
     def examples(self, first: int, count: int) -> Iterator[Any]:
-        """Return up to `count` validation examples from `first` on, one per batch; UserError if `first` is no index."""
+        """Return up to `count` validation examples from `first` on, one per batch; UserError if none is at `first`."""
         rows = self.make_batches(*self.splits["val"], batch_size=1, seed=self.seed)
         if not 0 <= first < len(rows):
             raise UserError(f"example={first} must be from 0 to {len(rows) - 1}: an index of the validation split")
@@ -160,7 +160,7 @@ class TaskData(L.LightningDataModule, ABC):
     def sample(self, count: int, split: str = "val") -> Iterator[Any]:
         """Return up to ⌈count / 16⌉ batches of at most 16 rows of a split.
 
-        The rows are random; with `keeps_order`, they are the first rows, unless the split is "train".
+        The rows are random, or the first rows if `keeps_order` is set and the split is not "train".
         """
         settings = {"batch_size": 16, "seed": self.seed, "shuffle": split == "train", "mix": not self.keeps_order}
         return islice(self.make_batches(*self.splits[split], **settings), -(-count // 16))
@@ -190,7 +190,7 @@ class TaskData(L.LightningDataModule, ABC):
 
 
 def as_recorded(name: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged; import no other class."""
+    """Return `settings` in canonical form if `name` is a data class of kvt, else unchanged; import no user's class."""
     own = known_classes().get(name.removeprefix("kvt.tasks.")) if isinstance(name, str) else None
     return own.as_recorded(settings) if own and issubclass(own, TaskData) else settings
 

@@ -92,7 +92,7 @@ class Windows(Batches):
         return inputs[:, :-1], targets[:, 1:]
 
     def _windows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, unshifted targets, and whether a token is before the stop: three tensors, (B, length + 1)."""
+        """Return inputs, targets (not yet shifted), and whether a token is before the stop, each (B, length + 1)."""
         starts, stops, stream = self.tensors
         rows = rows.to(stream.device, non_blocking=True)
         places = starts[rows].unsqueeze(1) + torch.arange(self.length + 1, device=stream.device)  # (B, length + 1)
@@ -182,7 +182,7 @@ class TextData(TaskData):
         return (key for inputs, *_ in batches for key in row_hashes(inputs))
 
     def keys_between(self, split: str, ends: Sequence[int]) -> Iterator[Hashable]:
-        """Yield a key for each non-empty part of a split, such as a line; a token in `ends` ends a part."""
+        """Yield a key (a hash) for each non-empty part of a split, such as a line. Tokens in `ends` end a part."""
         starts, stops, stream = self.splits[split]
         tokens = stream[int(starts[0]) : int(stops[-1])].numpy()
         cuts = np.isin(tokens, ends).nonzero()[0].tolist()
@@ -315,9 +315,10 @@ class HumanNumbers(TextData):
 class TextTokens(TextData):
     """Windows of tokens of a text or of a folder of texts; `<|endoftext|>` follows every document.
 
-    The text is encoded once, into a memory-mapped file. Each file must fit into memory; the tokens of all files
+    The text is encoded once, into a memory-mapped file. Each text file must fit into memory; the tokens of all files
     together need not. Validation uses the validation split of a Hugging Face data set if there is one, else the last
-    documents of the text. The files of a folder are in random order. There is no test split.
+    documents of the text. A last document that is larger than the validation part is cut; with loss_on all, it is an
+    error. The files of a folder are in a fixed random order. There is no test split.
 
     Args:
         text: path of a UTF-8 file or of a folder of such files; or a Hugging Face data set of documents, hf:NAME or
@@ -472,7 +473,7 @@ class LanguageTask(BlockTask, Classification):
         return self.num_predictions(batch) if self.model.causal else batch[0].numel()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return a dict of lists with a text for each window: tokens, targets, and likeliest tokens at the targets."""
+        """Return a dict of lists with a text per window: "input", "target" and "prediction", the likeliest tokens."""
         inputs, targets = batch[:2]
         asked = targets != IGNORE
         shown = asked if self.model.causal else torch.ones_like(asked)
@@ -484,7 +485,7 @@ class LanguageTask(BlockTask, Classification):
         return symbols, symbols
 
     def batch_of(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a text as a batch of one window, with the inputs as targets; UserError if its length does not fit."""
+        """Return a text as a batch (tokens, tokens), int64 (1, N); UserError if N < 2, or if N > the window length."""
         tokens, longest = self.vocabulary.begin(text), self.hparams["spec"]["length"]
         if not 2 <= len(tokens) <= longest:
             raise UserError(f"the prompt has {len(tokens)} tokens: pass from 2 to {longest}, the length of the window")
@@ -496,7 +497,7 @@ class LanguageTask(BlockTask, Classification):
 
         Needs eval mode. An empty prompt means the most frequent symbol; for bytes and byte pairs, a document's start.
         `how`: temperature, top_k and top_p of `generation.sample`. Raises UserError if the model is masked, if an
-        argument is not allowed, or if the vocabulary lacks a symbol.
+        argument is not allowed, if the vocabulary lacks a symbol of the prompt, or if logits are not finite.
         """
         if not self.model.causal:
             raise UserError("a masked language model cannot continue a text: use kvt predict, which fills in masks")

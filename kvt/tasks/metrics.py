@@ -90,7 +90,7 @@ PPL = Metric("ppl", "perplexity", better="less", how="exp", stages=("val", "test
 
 
 class Mean(torchmetrics.Metric):
-    """The ratio Σ total / Σ weight over all batches and processes, of one number, or of each of several bins.
+    """The ratio Σ total / Σ weight over all batches and processes: a scalar, or a tensor with one ratio for each bin.
 
     A NaN makes the result NaN. A check for NaN, as in torchmetrics' MeanMetric, would make the CPU wait for the GPU.
     """

@@ -106,7 +106,7 @@ class BlockTask(Task):
         return AttentionFactory(own["attn"], given, **{**sizes, **settings})
 
     def matched(self, match: str) -> float:
-        """Return an expansion for as many parameters, ±0.5 %, as attention `match` gives; UserError if none fits."""
+        """Return the expansion that gives as many parameters, ±0.5 %, as attention `match`; UserError if none does."""
         cls = type(self)
         own = {name: value for name, value in self.hparams.items() if name in arguments(cls)}
 

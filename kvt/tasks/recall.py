@@ -304,8 +304,8 @@ class RecallTask(BlockTask, Classification):
     The test also records three kinds of accuracy, each only if at least two of its bins have questions. `acc_4_back` is
     the accuracy of answers that occurred 4 to 7 positions before the question (other bins: 1, 2–3, 8–15 …).
     `acc_4_asked` is the accuracy in sequences with 4 to 7 questions. `acc_512_long` is the accuracy in sequences of 512
-    symbols. Metrics of other kinds leave out sequences that are longer than in training. Learned positions beyond the
-    training length stay untrained.
+    symbols. All metrics except `acc_…_long` leave out sequences that are longer than in training. Learned positions
+    beyond the training length stay untrained.
 
     Args:
         positions: learned, sinusoidal, rotary (RoPE) or none.
@@ -366,7 +366,7 @@ class RecallTask(BlockTask, Classification):
 
     def predictions(self, batch: Batch) -> Predictions:
         """Return the `Predictions` of a batch at the positions with a question."""
-        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # first, since the CPU waits for the GPU here
+        asked = (batch[1] != IGNORE).nonzero(as_tuple=True)  # before the model runs, as the CPU waits for the GPU here
         return Predictions(self.model.states(batch[0])[asked], batch[1][asked], self.model.head)
 
     def num_predictions(self, batch: Batch) -> Tensor:
@@ -397,7 +397,7 @@ class RecallTask(BlockTask, Classification):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._stop_if_solved()  # a run may be killed after the validation that reached `stop_at`
+        self._stop_if_solved()  # a resumed run may have reached `stop_at` before it was killed
 
     def _stop_if_solved(self) -> None:
         if self.trainer.state.fn == TrainerFn.FITTING and self.validated >= self.stop_at:
@@ -405,7 +405,7 @@ class RecallTask(BlockTask, Classification):
             self.metric_notes["stopped"] = f"at an accuracy of {self.stop_at:g} in validation"
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[str]]:
-        """Return a dict of lists with a text for each sequence: symbols, right answers, and the model's answers."""
+        """Return a dict of lists with a text per sequence: "symbols", "target" (right answers) and "prediction"."""
         symbols, answers, _ = batch
         asked, predicted = answers != IGNORE, self(symbols).argmax(-1)
         rows = {"symbols": (symbols, symbols >= 0), "target": (answers, asked), "prediction": (predicted, asked)}

@@ -83,7 +83,7 @@ class OneCycle(OneCycleLR):
     """torch's one-cycle schedule, which a resumed run may stretch or shrink to another number of steps."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore all but the total number of steps; raise UserError if the run has already taken more steps."""
+        """Restore all but the schedule's length; raise UserError if the run has already taken more steps than that."""
         if (step := state_dict["last_epoch"]) > self.total_steps:
             cycle = f"the run has taken {step} steps, but its one_cycle schedule has {self.total_steps}"
             raise UserError(f"{cycle}: raise max_epochs or max_steps")
@@ -136,8 +136,8 @@ def require_schedule(task: L.LightningModule, schedule: str, warmup: int) -> Non
 def warmup_note(task: Any) -> dict[str, str]:
     """Return {"warmup": note} if the run ended in its warm-up, or always had less than half the full learning rate.
 
-    Otherwise, or without warm-up, return {}. The full learning rate is the optimiser's base rate; with noam, it is
-    the rate at the end of the warm-up.
+    Return {} otherwise, and if there was no warm-up or no training step. The full learning rate is the optimiser's
+    base rate; with noam, it is the rate at the end of the warm-up.
     """
     schedule, steps = task.lr_schedulers(), task.trainer.global_step
     if not (isinstance(schedule, LambdaLR) and task.warmup and steps):

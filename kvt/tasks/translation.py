@@ -349,7 +349,7 @@ class TranslationTask(BlockTask):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "predict":
-            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # an error must come before training
+            scores = text_scores([""], [""], self.hparams["spec"]["target"])  # raises now if a tokenizer is missing
             self.metric_notes |= {name: signature for name, (_, signature) in scores.items()}
 
     def check_causality(self) -> None:
@@ -373,7 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return "loss" (always smoothed), "ppl" (mean −log p of true words) and "found" (the result of `losses`)."""
+        """Return a dict: "loss" (smoothed in all stages), "ppl" (its logarithm, mean −log p), "found" (of `losses`)."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 
@@ -402,7 +402,7 @@ class TranslationTask(BlockTask):
         return [self._text(translated.get(row, [])) for row in range(len(sentences))]
 
     def labels(self, layer: str, *inputs: Tensor) -> tuple[list[str], list[str]]:
-        """Return labels of rows and columns: source or target words; in cross-attention, target and source words."""
+        """Return words as row and column labels: both source, both target, or target and source in cross-attention."""
         vocabularies = (self.source_vocabulary, self.target_vocabulary)
         source, target = (v.decode(tokens[0].tolist()) for v, tokens in zip(vocabularies, inputs, strict=True))
         if not layer.startswith("decoder"):

@@ -68,7 +68,7 @@ class Layer(NamedTuple):
 
     @property
     def eigenvalues(self) -> Tensor | None:
-        """Eigenvalues, complex (heads, N); None if maps are causal or not `sums_to_one`, or if `scores` is None."""
+        """Eigenvalues of the maps, complex (heads, N); None if causal or not `sums_to_one`, or if `scores` is None."""
         looks_ahead = self.scores is not None and bool(self.weights.triu(1).any())
         return eigenvalues(self.weights) if looks_ahead and sums_to_one(self.weights) else None
 
@@ -124,10 +124,11 @@ def draw_maps(
 
 @torch.no_grad()
 def add_looks(layers: Sequence[Layer], task: "Task", batches: Iterable[Any]) -> list[Layer]:
-    """Return the layers. Layers with `scores` get `symmetric`, and `looked_at` of their mean map over `batches`.
+    """Return the layers. In layers with `scores`, the fields `looked_at` and `symmetric` have values.
 
-    If a position can attend to no other position, its `looked_at` is the position itself. Maps that differ in size from
-    the layer's map, because of padding, are skipped. If all are skipped, a layer stays unchanged.
+    `looked_at` is computed from the mean of a layer's maps over `batches`: for each position, the other position with
+    the largest weight, or the position itself if no other weight is positive. Maps that differ in size from the layer's
+    `weights`, because of padding, are skipped. If all are skipped, the layer stays unchanged.
     """
     sums: dict[str, Tensor] = {}
     for batch in batches:
@@ -265,8 +266,9 @@ class Sheet:
 def _scale(layers: Sequence[Layer]) -> PowerNorm:
     """Return a square-root scale of colours, so that small weights are visible.
 
-    The scale ends at the largest weight, or at 1 if no weight is positive. If rows sum to 1, the end is at least
-    min(1, 8 / M), where 1 / M is the weight of uniform attention, so that nearly uniform maps look nearly uniform.
+    The scale ends at the largest weight, or at 1 if no weight is positive. If all rows of all maps sum to 1, the end is
+    at least min(1, 8 / M), so that maps with nearly equal weights of about 1 / M look nearly uniform. M is the number
+    of columns of the map with the fewest columns.
     """
     most = max(float(layer.weights.max()) for layer in layers)
     if all(sums_to_one(layer.weights) for layer in layers):
@@ -292,7 +294,7 @@ def draw_map(axes: Axes, weights: Tensor, labels: Labels, scale: PowerNorm, besi
 
 
 def describe(weights: Tensor, scores: Tensor | None) -> str:
-    """Return as text: the asymmetry of `scores`, if given; the rows' mean entropy, or mean sum if not `sums_to_one`."""
+    """Describe a map: asymmetry of `scores`, if given, and the rows' mean entropy (mean sum if not `sums_to_one`)."""
     sums = sums_to_one(weights)
     rows = f"entropy {row_entropy(weights).mean():.2f}" if sums else f"row sum {weights.sum(-1).mean():.3g}"
     return rows if scores is None else f"asymmetry {asymmetry(scores).mean():.2f}, {rows}"

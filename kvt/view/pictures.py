@@ -18,7 +18,8 @@ TAG = "visual/attention"
 class Shown(Callback):
     """A callback that logs attention maps and a sample text after validations 1, 2, 4, 8 …, and after the last one.
 
-    Pictures after every validation may take longer than the training of a small model.
+    Pictures after every validation may take longer than the training of a small model. A resumed run counts
+    validations from 1 again.
     """
 
     _validations = _shown = 0  # the number of validations, and the number of the last one with pictures

@@ -111,6 +111,7 @@ ROWS = [
     ("run reverse --attn_kwargs.score cosin", "cosin", "cosine"),
     ("run reverse --schedule noam", "noam", "constant"),
     ("run anomaly --backbone resnet43", "resnet43", "resnet34"),
+    ("run anomaly --backbone squeezenet1_1", "squeezenet1_1", "resnet34"),
     ("convert characters.ckpt --attn q-kv --how keep", "keep", "keep_k"),
     ("convert characters.ckpt --attn mla", "mla", "qkv"),
     ("study run table9", "table9", "table2"),
