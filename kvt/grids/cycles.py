@@ -125,7 +125,7 @@ def draw_levels(results: pd.DataFrame, length: int) -> Figure:
 
 @rc_context(STYLE)
 def draw_ladder(histories: pd.DataFrame, results: pd.DataFrame, length: int) -> Figure:
-    """Plot validation accuracy of the smallest model against steps, with a line per level and a panel per attention."""
+    """Plot the smallest model's validation accuracies against steps: a panel per attention, a grey line per level."""
     size, smallest = next(iter(results.groupby(SIZE)))
     chosen = line_styles(smallest.attention)
     rows = -(-len(chosen) // 3)

@@ -15,8 +15,9 @@ class Routed(QSharedKV):
     into the query projection.
 
     Args:
-        std: R is initialised from N(0, std²). The default is from the trial of the follow-up's authors, in which four
-            heads fail at recall. With std = 1 / √head_dim, initial scores are about as large as without R.
+        std: R is initialised from N(0, std²). The default is that of a trial by the authors of arXiv:2606.04032, whose
+            models with four heads fail at recall. With std = 1 / √head_dim, initial scores are about as large as
+            without R.
     """
 
     def __init__(self, dim: int, heads: int, *, std: float = 0.02, **kwargs: Any) -> None:

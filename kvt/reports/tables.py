@@ -206,7 +206,10 @@ def curves_of(grid: Grid) -> list[list[str]]:
 
 
 def against_of(grid: Grid) -> dict[str, str]:
-    """Return a grid's `against`: {label: setting, or pattern like test/acc_*_back}. UserError for unknown settings."""
+    """Return what figures plot metrics against, {axis label: setting, or pattern of metrics like test/acc_*_back}.
+
+    Raises UserError for an unknown setting.
+    """
     settings = {name for run in grid.of_all_scales for name in run.settings}
     asked = [name for name in grid.file.against.values() if "*" not in name]
     _require(f"setting in against of {grid.name}:", asked, sorted(settings))

@@ -86,7 +86,7 @@ class RunCallback(L.Callback):
             setattr(self, name, self._saved.get(name, vars(self)[name]))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore gradients and metrics, end a run that had diverged or been told to stop, handle `STOP_SIGNALS`."""
+        """Restore gradients and metrics, end a run that had diverged or been told to stop; handle signals."""
         saved, self._saved = self._saved, {}
         pl_module.logged_step = saved.get("logged_step", 0)
         for name, gradient in saved.get("gradients", {}).items():

@@ -122,8 +122,8 @@ class RunConfig:
         """
         asked = RunConfig.from_flat(self.asked)
         sections = {name: getattr(asked, name) for name in ("seed_everything", "trainer", *PARTS)}
-        # The parser may return gradient_clip_val, an `int | float`, as 5 or as 5.0, and both values get one name. Other
-        # numbers of the Trainer are not converted: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
+        # The parser may return gradient_clip_val, an `int | float`, as 5 or as 5.0, which both become 5 here. Other
+        # numbers of the Trainer stay as they are: limit_val_batches=1 is one batch, limit_val_batches=1.0 all batches.
         sections["trainer"] = {n: _whole(v) if n == "gradient_clip_val" else v for n, v in sections["trainer"].items()}
         return short_hash({name: values for name, values in sections.items() if values is not None})
 

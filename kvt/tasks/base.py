@@ -150,10 +150,10 @@ class Task(L.LightningModule, ABC):
         return None
 
     def overlay(self, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return a picture, uint8 (H, W, C), and weights of patches, (heads, rows, columns); None without a picture.
+        """Return a picture, uint8 (H, W, C), and the weights that one token gives its patches, (heads, rows, columns).
 
         `weights` is the attention map of a layer for one example, (heads, N, N). The last rows · columns of the
-        N tokens are the patches of the picture, row by row.
+        N tokens are the patches, row by row. Return None if the task has no picture.
         """
         return None
 

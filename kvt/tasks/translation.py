@@ -244,7 +244,7 @@ def fit_detokenizer(sentences: Iterable[SpacedTokens]) -> list[list[str]]:
         for (left, spaced), (right, _) in pairwise(sentence):
             if '"' not in (left, right):  # `join` has a rule for quotation marks
                 votes[left, right] += -1 if spaced else 1
-    # keys are rules: (0, token) joins a token to every token after it, (1, token) to every token before it
+    # keys are rules: (0, token) means that no space follows the token, (1, token) that no space precedes it
     scores: dict[tuple[int, str], float] = {}
     pairs: dict[tuple[int, str], set[tuple[str, str]]] = {}
     for pair, vote in votes.items():
@@ -373,7 +373,7 @@ class TranslationTask(BlockTask):
         return Predictions(self.model.states(*self.inputs(batch)), batch[1][:, 1:], self.model.generator, PAD_ID)
 
     def compute_metrics(self, batch: Batch) -> dict[str, Any]:
-        """Return a dict: "loss" (smoothed in all stages), "ppl" (its logarithm, mean −log p), "found" (of `losses`)."""
+        """Return "loss" (smoothed in all stages), "ppl" (the mean −log p) and "found" (the result of `losses`)."""
         found = self.losses(batch, self.smoothing)
         return {"loss": found.loss, "ppl": found.nll, "found": found}
 

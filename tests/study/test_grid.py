@@ -53,6 +53,8 @@ def test_a_scale_changes_axes_tasks_and_seeds(write):
     expected = set(product(["sort"], [16, 32], [4], ["qkv", "kv"], [4, 8], [0, 1]))
     assert settings(read_grid(path, "small").runs) == expected
     assert read_grid(path).scale == "small", "the first, without a laptop scale"
+    path = write(tasks={"sort": {"dim": [4]}}, scales={"small": {"axes": {"dim": [8]}}})
+    assert {run.settings["dim"] for run in read_grid(path, "small").runs} == {8}
     assert read_grid(write(scales={"wide": None, "laptop": None})).scale == "laptop"
 
 
