@@ -46,7 +46,7 @@ class Phase(Attention):
         super()._apply(fn, recurse)
         if self.fixed:
             for of_head, angle in zip(self.angles, self.fixed, strict=True):
-                of_head.fill_(angle)
+                of_head.fill_(angle)  # not copied from a CPU tensor, which makes torch's fake tensors crash
         return self
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -283,7 +283,10 @@ def make_folder(cli: KvtCLI, folder: str | Path | None, resume: bool, writes: bo
 
 
 def _continues(cli: KvtCLI, start: Checkpoint) -> bool:
-    """Return whether `start`, which must fit the run, has more than weights; if not, load them into the task."""
+    """Return whether training continues from `start`; if not, load its weights into the task.
+
+    Raises UserError if `start` does not fit the run.
+    """
     if start.continues:  # the saved state of the optimiser would override a changed setting
         start.require_same(cli.content, ("model", "optimizer"))
     start.require_same_data(cli.datamodule, content=start.continues)

@@ -107,7 +107,8 @@ class GridFile:
         Of the places that may set an axis, the last counts: grid, task in the grid, scale, task at the scale, `set`.
         """
         changes, found = self.scales[scale] or Scale(), dict[str, Axes]()
-        own, tasks = map(_as_mapping, (self.tasks, [*self.tasks] if changes.tasks is None else changes.tasks))
+        own = _as_mapping(self.tasks)
+        tasks = dict.fromkeys(own) if changes.tasks is None else _as_mapping(changes.tasks)
         for task, axes in tasks.items():
             merged = self.axes | (own.get(task) or {}) | (changes.axes or {}) | (axes or {}) | self.set
             found[task] = {name: value if isinstance(value, list) else [value] for name, value in merged.items()}

@@ -13,7 +13,7 @@ from kvt.data.loader import Batches
 from tests.helpers.fake_gpu import GPU, Calls, fake_gpu
 from tests.helpers.small_tasks import TASKS, small_batch, small_task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # half a minute
 PRECISIONS = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16-mixed"])
 
 
